@@ -1,0 +1,1 @@
+"""The serving engine: scheduler, caches, the jitted step, the sampler."""

@@ -1,0 +1,1 @@
+"""Operations: one folder each, with a jnp reference, its implementations, and the real shapes."""

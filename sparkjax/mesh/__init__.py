@@ -1,0 +1,1 @@
+"""Devices, meshes, sharding rules and collectives."""

@@ -1,0 +1,1 @@
+"""Model families: one file each, pure functions over shared layers."""

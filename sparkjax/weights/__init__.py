@@ -1,0 +1,1 @@
+"""Checkpoint files: reading, formats, and loading into (sharded) arrays."""
