@@ -1,0 +1,203 @@
+"""Every setting there is: its type, range, default and documentation, in one place.
+
+`sparkjax.config` fills these structs from a file, the environment and the command line, and reads
+its checks and its help from them. A field without `Meta(description=...)` cannot be added: a test
+looks for it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+PACKAGE = "package:"
+"""How a path into an installed Python package begins."""
+
+Positive = Annotated[int, Meta(ge=1)]
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """Which model, and how it is read."""
+
+    path: Annotated[
+        str | None,
+        Meta(
+            description="a directory of safetensors, a .gguf file, or package:NAME/FILE for a file "
+            "inside an installed Python package"
+        ),
+    ] = None
+    name: Annotated[
+        str | None, Meta(description="id that clients ask for; null takes it from the path")
+    ] = None
+    aliases: Annotated[tuple[str, ...], Meta(description="further ids for the same model")] = ()
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        Meta(description="arithmetic; auto is float32 on a CPU and bfloat16 on a GPU"),
+    ] = "auto"
+    chat_template: Annotated[
+        str | None, Meta(description="a Jinja file used in place of the checkpoint's own template")
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.name is None and self.path is not None:
+            msgspec.structs.force_setattr(self, "name", name_of(self.path))
+
+
+class Engine(msgspec.Struct, frozen=True, kw_only=True):
+    """Caches, batching and scheduling. `null` sizes are chosen for the device and its memory."""
+
+    slots: Annotated[int, Meta(ge=1, le=4096, description="sequences that run at a time")] = 8
+    context: Annotated[
+        Positive | None,
+        Meta(
+            description="tokens of one sequence, prompt and answer; null is the model's own limit, "
+            "at most 8192"
+        ),
+    ] = None
+    kv_tokens: Annotated[
+        Positive | None,
+        Meta(
+            description="tokens that the cache pool holds; null is slots x context, bounded by "
+            "memory"
+        ),
+    ] = None
+    page_size: Annotated[
+        int, Meta(ge=1, le=4096, description="tokens of a cache page, a power of two")
+    ] = 64
+    tiles: Annotated[
+        Annotated[tuple[Positive, ...], Meta(min_length=1, max_length=8)] | None,
+        Meta(description="prefill tile sizes in tokens, rising; null suits the device"),
+    ] = None
+    rows: Annotated[
+        Annotated[tuple[Positive, ...], Meta(min_length=1, max_length=8)] | None,
+        Meta(description="padded row counts of a decode step, rising; null suits the device"),
+    ] = None
+    queue: Annotated[
+        int, Meta(ge=0, le=1_000_000, description="requests that may wait; one more gets a 503")
+    ] = 64
+    busy_tiles: Annotated[
+        int, Meta(ge=1, le=1024, description="prefill tiles a tick while a sequence decodes")
+    ] = 1
+    idle_tiles: Annotated[
+        int, Meta(ge=1, le=1024, description="prefill tiles a tick while none decodes")
+    ] = 4
+    admission: Annotated[
+        Literal["reserve", "grow"],
+        Meta(
+            description="reserve holds the pages of prompt and max_tokens from the start; grow "
+            "takes them while decoding"
+        ),
+    ] = "reserve"
+    window: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="tokens that grow holds ahead of a sequence")
+    ] = 256
+    default_max_tokens: Annotated[
+        Positive | None,
+        Meta(description="tokens of an answer that names no limit; null is the rest of the context"),
+    ] = None
+    journal: Annotated[
+        str | None, Meta(description="file of the decisions, written when the engine fails")
+    ] = None
+    compilation_cache: Annotated[
+        str | None, Meta(description="directory of compiled programs; null keeps none")
+    ] = "~/.cache/sparkjax/xla"
+    watchdog_seconds: Annotated[
+        float, Meta(gt=0, le=86400, description="a tick that takes longer ends the server")
+    ] = 120.0
+
+
+class Http(msgspec.Struct, frozen=True, kw_only=True):
+    """The OpenAI API's front door."""
+
+    host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="TCP port; 0 takes a free one")] = 8000
+    api_keys: Annotated[
+        str | None, Meta(description="file with one API key a line; null asks for none")
+    ] = None
+    max_body_bytes: Annotated[
+        int, Meta(ge=1024, le=1 << 30, description="largest request body, in bytes")
+    ] = 4 << 20
+    keep_alive_seconds: Annotated[
+        float, Meta(gt=0, le=3600, description="silence after which a stream gets a comment")
+    ] = 15.0
+    requests_per_minute: Annotated[
+        Positive | None, Meta(description="limit of each API key; null is none")
+    ] = None
+    cors_origins: Annotated[
+        tuple[str, ...], Meta(description="web origins whose pages may call the API")
+    ] = ()
+    max_connections: Annotated[
+        int, Meta(ge=1, le=65536, description="connections open at a time")
+    ] = 512
+    drain_seconds: Annotated[
+        float, Meta(ge=0, le=86400, description="time that running requests get after SIGTERM")
+    ] = 30.0
+
+
+class Log(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server writes to standard error."""
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="least serious line written")
+    ] = "info"
+    format: Annotated[
+        Literal["text", "json"], Meta(description="text for people, json for machines")
+    ] = "text"
+    prompts: Annotated[bool, Meta(description="write prompts and answers to the log")] = False
+
+
+class Mesh(msgspec.Struct, frozen=True, kw_only=True):
+    """How one model is spread over several processes."""
+
+    peers: Annotated[
+        tuple[str, ...], Meta(description="host:port of every rank, rank 0 first; [] is one process")
+    ] = ()
+    rank: Annotated[
+        Annotated[int, Meta(ge=0, le=63)] | None, Meta(description="which of the peers this host is")
+    ] = None
+    tensor_parallel: Annotated[
+        int, Meta(ge=1, le=64, description="ranks that share every layer")
+    ] = 1
+    transport: Annotated[Literal["xla"], Meta(description="what carries the collectives")] = "xla"
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole configuration.
+
+    Attributes:
+      kernels: operation -> implementation; an operation that is not named takes the fastest.
+      sources: dotted name -> where its value came from ("default" where it is missing).
+    """
+
+    model: Model = Model()
+    engine: Engine = Engine()
+    http: Http = Http()
+    log: Log = Log()
+    mesh: Mesh = Mesh()
+    kernels: dict[str, str] = {}
+    sources: dict[str, str] = {}
+
+
+def name_of(path: str) -> str:
+    """The served id of a checkpoint path: its last part, without .gguf and its quantization."""
+    last = Path(path.removeprefix(PACKAGE)).name
+    if last.endswith(".gguf"):
+        last = last.removesuffix(".gguf")
+        stem, dot, suffix = last.rpartition(".")
+        return stem if dot and suffix[:1] in "QqIiBbFf" else last
+    return last
+
+
+SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "model": Model, "engine": Engine, "http": Http, "log": Log, "mesh": Mesh
+}  # fmt: skip
+PATHS = frozenset(
+    ["model.path", "model.chat_template", "engine.journal", "engine.compilation_cache",
+     "http.api_keys"]
+)  # fmt: skip
+# What may differ between the hosts of one model without changing a token or a decision. The
+# model itself is not among the decisions of this file: its weights have a digest of their own.
+LOCAL = PATHS | {"model.name", "model.aliases", "engine.watchdog_seconds", "mesh.rank"}
