@@ -53,6 +53,11 @@ class Plan:
     def empty(self) -> bool:
         return not self.tiles and not self.rows
 
+    @property
+    def work(self) -> tuple[Tile | Row, ...]:
+        """Tiles, then rows: the order in which `Scheduler.commit` takes their outputs."""
+        return self.tiles + self.rows
+
 
 @dataclasses.dataclass(frozen=True)
 class TokenLogprob:
@@ -65,7 +70,12 @@ class TokenLogprob:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """What the device returned for one tile or row: a token (None where nothing was sampled)."""
+    """What the device returned for one tile or row.
+
+    `token` is None where nothing was sampled: a tile that is not the last, a request that only
+    scores, a row whose slot met its stop id earlier. `prompt_logprobs`, where asked for, are those
+    of the prompt tokens at positions start+1 .. start+length of a tile (one fewer in the last).
+    """
 
     slot: int
     token: int | None
@@ -77,6 +87,9 @@ class Output:
 class Event:
     """What a client learns of its request after a commit.
 
+    `tokens` are new since the last event; `logprobs` go with them one to one, if asked for.
+    `prompt_logprobs` come once, whole, with the first token (or the finish of a request that only
+    scores): one entry per prompt position from 1 on, since nothing predicts the first token.
     `finish` is None while it runs, else "stop", "length", "cancelled" or "error".
     `cached` is the number of prompt tokens that were not computed (prefix reuse).
     """

@@ -18,7 +18,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """Base of all journal records: immutable, compared by value."""
 
 
-class Sampling(Record):
+class Sampling(Record, frozen=True):
     """How the tokens of one request are chosen. All values are already checked and resolved.
 
     Attributes:
@@ -47,7 +47,7 @@ class Sampling(Record):
     logprobs: int | None = None
 
 
-class Submit(Record):
+class Submit(Record, frozen=True):
     """One accepted request.
 
     Attributes:
@@ -66,7 +66,7 @@ class Submit(Record):
     prompt_logprobs: int | None = None
 
 
-class Tick(Record, tag="tick"):
+class Tick(Record, frozen=True, tag="tick"):
     """What happens before tick `number` is scheduled.
 
     Attributes:
@@ -84,7 +84,7 @@ class Tick(Record, tag="tick"):
     digest: int = 0
 
 
-class Settings(Record, tag="settings"):
+class Settings(Record, frozen=True, tag="settings"):
     """The first record of a journal: what all ranks must agree on.
 
     Attributes:
@@ -98,7 +98,7 @@ class Settings(Record, tag="settings"):
     digests: dict[str, str] = {}
 
 
-class Limits(Record):
+class Limits(Record, frozen=True):
     """The sizes that the scheduler decides by.
 
     Attributes:
