@@ -1,0 +1,33 @@
+"""y = x W^T for a weight in any format, and rows of an embedding table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from ...mesh.context import Context
+from ..dispatch import Implementation, choose
+from . import native, reference
+
+IMPLEMENTATIONS = (Implementation("native", "cpu", native.supports, native.linear),)
+EMBED_IMPLEMENTATIONS = (Implementation("native", "cpu", native.supports_embed, native.embed),)
+
+
+def linear(
+    x: jax.Array, w: Any, layer: Any = None, *, context: Context, rows: jax.Array | None = None
+) -> jax.Array:
+    """x [..., K] times the transpose of w [N, K] (or of w[layer], w [L, N, K]): [..., N].
+
+    Accumulates in float32; the result has x's dtype. With `rows` (int32 []) only that many
+    leading rows of the flattened x need be computed; the rest of the result is arbitrary but
+    finite.
+    """
+    function = choose("linear", context, reference.linear, IMPLEMENTATIONS, x, w)
+    return function(x, w, layer, rows=rows)
+
+
+def embed(ids: jax.Array, w: Any, *, context: Context) -> jax.Array:
+    """Rows `ids` (int32 [...]) of the table w [N, K], in the context's dtype: [..., K]."""
+    function = choose("linear", context, reference.embed, EMBED_IMPLEMENTATIONS, ids, w)
+    return function(ids, w).astype(context.dtype)

@@ -1,0 +1,225 @@
+"""A loaded model as a library object: forward passes, scoring, generation, gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from .mesh import spmd
+from .mesh.context import Context
+from .models import cache as caches
+from .models import params as declarations
+from .models.batch import Batch
+from .models.registry import family_of
+from .weights import load
+from .weights.checkpoint import Checkpoint, open_checkpoint
+
+PAGE = 64
+"""Tokens a page of the library's own caches."""
+
+
+class Forward(NamedTuple):
+    """Teacher-forced outputs of one sequence of T tokens.
+
+    Attributes:
+      logits: float32 [T, vocab].
+      final: [T, H], what the vocabulary projection reads.
+      residual: [T, ...], the raw residual after the last layer.
+      captured: activations by name: "embed" [T, H], the others [layers, T, ...].
+    """
+
+    logits: np.ndarray
+    final: np.ndarray
+    residual: np.ndarray
+    captured: dict[str, np.ndarray]
+
+
+@dataclasses.dataclass
+class Model:
+    """A family, its configuration, its (sharded) parameters, and how to run them."""
+
+    family: Any
+    config: Any
+    params: Any
+    context: Context
+    mesh: Mesh | None = None
+    checkpoint: Checkpoint | None = None
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        dtype: str | None = None,
+        ranks: int = 1,
+        context: Context | None = None,
+        progress: load.Progress | None = None,
+    ) -> Model:
+        """Loads a checkpoint directory or a .gguf file.
+
+        Args:
+          dtype: compute dtype, "float32" or "bfloat16" (default: float32 on a CPU, else bfloat16).
+          ranks: devices to spread the weights over (tensor parallelism).
+          context: overrides dtype and ranks.
+
+        Raises:
+          CheckpointError, UnsupportedConfig: the file cannot be read or is not supported.
+        """
+        if context is None:
+            context = here(dtype, ranks)
+        checkpoint = open_checkpoint(path)
+        family = family_of(checkpoint.config)
+        config = family.read_config(checkpoint.config)
+        mesh = spmd.make_mesh(context.ranks) if context.ranks > 1 else None
+        params = load.load_params(
+            family.declare(config, context.ranks),
+            checkpoint,
+            ranks=context.ranks,
+            mesh=mesh,
+            expand=load.expand_where_needed(context.platform),
+            ignored=getattr(family, "IGNORED", ()),
+            progress=progress,
+        )
+        return cls(family, config, params, context, mesh, checkpoint)
+
+    @classmethod
+    def random(cls, config_values: dict[str, Any], context: Context, seed: int = 0) -> Model:
+        """A model with random weights of a config.json's shapes."""
+        family = family_of(config_values)
+        config = family.read_config(config_values)
+        tree = family.declare(config, context.ranks)
+        params = declarations.initialise(tree, jax.random.key(seed), context.dtype)
+        return cls(family, config, params, context)
+
+    # --- Programs -----------------------------------------------------------------------------
+
+    def new_caches(self, sizes: caches.Sizes, context: Context | None = None) -> caches.Caches:
+        """Empty caches of these sizes, on the model's devices."""
+        context = context or self.context
+        declared = self.family.declare_caches(self.config, context.ranks)
+        shapes = caches.shapes(declared, sizes, context.dtype)
+        places = spmd.shardings(self.mesh, caches.specs(declared, context.ranks))
+        return jax.jit(
+            lambda: {name: jnp.zeros(s.shape, s.dtype) for name, s in shapes.items()},
+            out_shardings=places,
+        )()
+
+    def spread(self, function: Any, context: Context, out_specs: Any) -> Any:
+        """`function(params, cache, *replicated)` on every rank over its own shares."""
+        if self.mesh is None:
+            return function
+        declared = self.family.declare_caches(self.config, context.ranks)
+        weights = declarations.specs(self.family.declare(self.config, context.ranks), context.ranks)
+        cache = caches.specs(declared, context.ranks)
+
+        def call(params: Any, kv: Any, *rest: Any) -> Any:
+            specs = (weights, cache, *(PartitionSpec() for _ in rest))
+            return spmd.spmd(function, self.mesh, specs, out_specs(cache))(params, kv, *rest)
+
+        return call
+
+    @functools.cached_property
+    def _tile(self) -> Any:
+        """jit of one tile: logits, final hidden, residual and captures of every position."""
+
+        def run(params: Any, cache: Any, batch: Batch, context: Context, capture: tuple) -> Any:
+            def inside(params: Any, cache: Any, batch: Batch) -> Any:
+                out = self.family.forward(
+                    params, cache, batch, self.config, context, capture=capture
+                )
+                logits = self.family.logits(params, out.residual, self.config, context)
+                final = self.family.final(params, out.residual, self.config, context)
+                return (logits, final, out.residual, out.captured), out.cache
+
+            call = self.spread(inside, context, lambda cache: (PartitionSpec(), cache))
+            return call(params, cache, batch)
+
+        return jax.jit(run, static_argnums=(3, 4), donate_argnums=1)
+
+    # --- Research -----------------------------------------------------------------------------
+
+    def forward(
+        self, tokens: Any, capture: Collection[str] = (), tile: int | None = None
+    ) -> Forward:
+        """Teacher-forced outputs of one sequence.
+
+        Args:
+          tokens: int [T].
+          capture: names of activations to return (`models.family.CAPTURES`, and the family's own).
+          tile: tokens a program call (default: all at once); the results do not depend on it
+            beyond rounding.
+        """
+        tokens = np.asarray(tokens, np.int32)
+        tile = tile or len(tokens)
+        pages = -(-len(tokens) // PAGE)
+        cache = self.new_caches(caches.Sizes(pages, PAGE, slots=1))
+        parts = []
+        for start in range(0, len(tokens), tile):
+            piece = tokens[start : start + tile]
+            batch = one_row(piece, start, pages, pad=tile)
+            out, cache = self._tile(self.params, cache, batch, self.context, tuple(capture))
+            logits, final, residual, captured = jax.tree.map(np.asarray, out)
+            n = len(piece)
+            parts.append(
+                (
+                    logits[0, :n],
+                    final[0, :n],
+                    residual[0, :n],
+                    {k: v[0, :n] if k == "embed" else v[:, 0, :n] for k, v in captured.items()},
+                )
+            )
+        captured = {
+            name: np.concatenate([p[3][name] for p in parts], axis=0 if name == "embed" else 1)
+            for name in parts[0][3]
+        }
+        joined = [np.concatenate([p[i] for p in parts]) for i in range(3)]
+        return Forward(*joined, captured)
+
+    def greedy(self, tokens: Any, count: int, tile: int | None = None) -> np.ndarray:
+        """The `count` most likely next tokens, one at a time (stop ids do not stop it)."""
+        tokens = np.asarray(tokens, np.int32)
+        tile = tile or len(tokens)
+        pages = -(-(len(tokens) + count) // PAGE)
+        cache = self.new_caches(caches.Sizes(pages, PAGE, slots=1))
+        out = None
+        for start in range(0, len(tokens), tile):
+            piece = tokens[start : start + tile]
+            batch = one_row(piece, start, pages, pad=tile)
+            out, cache = self._tile(self.params, cache, batch, self.context, ())
+            last = len(piece) - 1
+        found = [int(np.argmax(np.asarray(out[0])[0, last]))]
+        while len(found) < count:
+            batch = one_row(np.array(found[-1:]), len(tokens) + len(found) - 1, pages, pad=1)
+            out, cache = self._tile(self.params, cache, batch, self.context, ())
+            found.append(int(np.argmax(np.asarray(out[0])[0, 0])))
+        return np.array(found, np.int32)
+
+
+def one_row(tokens: np.ndarray, start: int, pages: int, pad: int) -> Batch:
+    """A batch of one row in slot 0 over pages 0 .. pages - 1, padded to `pad` tokens."""
+    padded = np.zeros((1, pad), np.int32)
+    padded[0, : len(tokens)] = tokens
+    return Batch(
+        tokens=jnp.asarray(padded),
+        start=jnp.array([start], jnp.int32),
+        lengths=jnp.array([len(tokens)], jnp.int32),
+        pages=jnp.arange(pages, dtype=jnp.int32)[None],
+        slots=jnp.zeros((1,), jnp.int32),
+    )
+
+
+def here(dtype: str | None = None, ranks: int = 1) -> Context:
+    """A context for this process's devices: the fastest kernels that run on them."""
+    platform = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+    if dtype is None:
+        dtype = "float32" if platform == "cpu" else "bfloat16"
+    if dtype not in ("float32", "bfloat16"):
+        raise ValueError(f"dtype is {dtype!r}; allowed: float32, bfloat16")
+    return Context(dtype=dtype, ranks=ranks, platform=platform)

@@ -1,0 +1,90 @@
+"""What every family file provides, and what a forward pass returns."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from ..mesh.context import Context
+from . import cache as caches
+from .batch import Batch
+from .params import Tree
+
+CAPTURES = ("embed", "mixer_out", "mlp_out", "residual")
+"""Activations that every family can return by name: the embedding [B, Q, H], and stacked over
+layers the mixer's and the MLP's output before they are added, and the residual after the layer."""
+
+
+class Output(NamedTuple):
+    """What a forward pass returns.
+
+    Attributes:
+      residual: [B, Q, ...], the raw residual after the last layer, all streams.
+      taps: [len(taps), B, Q, ...], the residual after the tapped layers; None without taps.
+      cache: the updated caches.
+      captured: the named activations that were asked for.
+    """
+
+    residual: jax.Array
+    taps: jax.Array | None
+    cache: caches.Caches
+    captured: dict[str, jax.Array]
+
+
+class ModelConfig(Protocol):
+    """Every family's frozen configuration has at least these fields."""
+
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def max_positions(self) -> int: ...
+    @property
+    def eos(self) -> tuple[int, ...]: ...
+
+
+class Family(Protocol):
+    """A family's module."""
+
+    @staticmethod
+    def read_config(values: Mapping[str, Any]) -> Any:
+        """A frozen, hashable Config from a checkpoint's config.json. Raises UnsupportedConfig."""
+
+    @staticmethod
+    def declare(config: Any, ranks: int) -> Tree:
+        """The declarations of all parameters, as a nested dict."""
+
+    @staticmethod
+    def declare_caches(config: Any, ranks: int) -> dict[str, caches.Declaration]:
+        """The declarations of all caches."""
+
+    @staticmethod
+    def forward(
+        params: Any,
+        cache: caches.Caches,
+        batch: Batch,
+        config: Any,
+        context: Context,
+        taps: tuple[int, ...] = (),
+        capture: Collection[str] = (),
+    ) -> Output:
+        """All layers; caches are read at and written behind `batch.start`."""
+
+    @staticmethod
+    def final(params: Any, residual: jax.Array, config: Any, context: Context) -> jax.Array:
+        """The final collapse and norm: what the vocabulary projection reads, [..., H]."""
+
+    @staticmethod
+    def logits(
+        params: Any,
+        residual: jax.Array,
+        config: Any,
+        context: Context,
+        rows: jax.Array | None = None,
+    ) -> jax.Array:
+        """float32 [..., vocab] from the raw residual."""

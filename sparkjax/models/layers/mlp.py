@@ -1,0 +1,73 @@
+"""Gated multi-layer perceptrons (Shazeer 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ...kernels.linear import linear
+from ...mesh.context import Context
+from ...mesh.units import even
+from ..batch import Batch
+from ..params import Dim, Param, spread
+
+
+def gelu_tanh(x: jax.Array) -> jax.Array:
+    """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) (Hendrycks and Gimpel 2016)."""
+    return jax.nn.gelu(x, approximate=True)
+
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu_pytorch_tanh": gelu_tanh,
+}
+
+
+def declare_mlp(
+    hidden: int, width: int, layers: tuple[int, ...], prefix: str, ranks: int, *, bias: bool = False
+) -> dict[str, Param]:
+    """gate, up and down projections of width `width` under `prefix` (with `{layer}`)."""
+    embed, ffn = Dim(hidden, "embed"), spread(even(width, ranks), "ffn")
+    params = {
+        "gate": Param(f"{prefix}.gate_proj.weight", (ffn, embed), layers),
+        "up": Param(f"{prefix}.up_proj.weight", (ffn, embed), layers),
+        "down": Param(f"{prefix}.down_proj.weight", (embed, ffn), layers),
+    }
+    if bias:
+        for name, dim in (("gate", ffn), ("up", ffn), ("down", embed)):
+            params[f"{name}_bias"] = Param(
+                f"{prefix}.{name}_proj.bias", (dim,), layers, init="zeros"
+            )
+    return params
+
+
+def mlp(
+    x: jax.Array,
+    p: dict[str, Any],
+    at: Any,
+    batch: Batch,
+    context: Context,
+    activation: str = "silu",
+    limit: float | None = None,
+) -> jax.Array:
+    """down(act(gate x) * up x), summed over ranks.
+
+    Args:
+      x: [B, Q, H].
+      at: this layer's place in the stacked parameters.
+      limit: clamp of the clamped SwiGLU: gate <= limit, |up| <= limit.
+    """
+
+    def through(name: str, value: jax.Array) -> jax.Array:
+        return linear(value, p[name], at, context=context, rows=batch.rows)
+
+    gate, up = through("gate", x), through("up", x)
+    if "gate_bias" in p:
+        gate, up = gate + p["gate_bias"][at].astype(x.dtype), up + p["up_bias"][at].astype(x.dtype)
+    if limit is not None:
+        gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+    y = context.all_reduce(through("down", ACTIVATIONS[activation](gate) * up))
+    return y if "down_bias" not in p else y + p["down_bias"][at].astype(x.dtype)

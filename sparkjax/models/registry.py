@@ -1,0 +1,30 @@
+"""Which file implements which `model_type`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from .config import UnsupportedConfig
+
+FAMILIES: dict[str, str] = {
+    "llama": "llama",
+    "qwen3": "qwen3",
+    "gemma3_text": "gemma3",
+    "gemma3": "gemma3",
+}
+"""model_type -> module of this package."""
+
+
+def family_of(config: Mapping[str, Any]) -> Any:
+    """The family module (see `family.Family`) of a config.json."""
+    name = config.get("model_type")
+    if name not in FAMILIES:
+        near = difflib.get_close_matches(str(name), FAMILIES, 1)
+        hint = f" (nearest: {near[0]})" if near else ""
+        raise UnsupportedConfig(
+            f"config.json: model_type is {name!r}{hint}; supported: {', '.join(sorted(FAMILIES))}"
+        )
+    return importlib.import_module(f".{FAMILIES[name]}", __package__)

@@ -1,0 +1,127 @@
+"""A checkpoint as it lies on disk: its config, and its tensors under Hugging Face names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from . import gguf_models
+from .errors import CheckpointError
+from .gguf import GGUFFile
+from .safetensors import SafetensorsFile
+
+INDEX = "model.safetensors.index.json"
+
+
+class Checkpoint(Protocol):
+    """Where parameters come from.
+
+    Attributes:
+      path: the directory or file.
+      config: the keys of config.json.
+      names: every tensor, under its Hugging Face name.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    names: frozenset[str]
+
+    def read(self, name: str) -> np.ndarray:
+        """The stored array: a view where the file allows it. Quantized GGUF tensors are uint8
+        [..., N, row bytes]."""
+
+    def kind(self, name: str) -> str | None:
+        """The GGUF block type of a quantized tensor, else None."""
+
+
+class Directory:
+    """A directory with config.json and one or more safetensors files."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.config = read_json(path / "config.json")
+        self._files, self._where = _open_files(path)
+        self.names = frozenset(self._where)
+        index = path / INDEX
+        self.metadata: dict[str, Any] = (
+            (read_json(index).get("metadata") or {}) if index.exists() else {}
+        )
+
+    def read(self, name: str) -> np.ndarray:
+        return self._where[name].read(name)
+
+    def kind(self, name: str) -> str | None:
+        return None
+
+
+class GGUF:
+    """A .gguf file of an architecture that `gguf_models` describes."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.file = GGUFFile.open(path)
+        self.config, self._sources = gguf_models.describe(self.file)
+        self.names = frozenset(self._sources)
+
+    def read(self, name: str) -> np.ndarray:
+        return gguf_models.read_source(self.file, self._sources[name])
+
+    def kind(self, name: str) -> str | None:
+        kind = self.file.tensors[self._sources[name].name].kind
+        return None if kind in ("F32", "F16", "BF16", "F64") else kind
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Opens a directory of safetensors files or a .gguf file.
+
+    Raises:
+      CheckpointError: nothing there, or not a checkpoint.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return Directory(path)
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such file or directory")
+    if path.suffix == ".gguf":
+        return GGUF(path)
+    raise CheckpointError(f"{path}: expected a directory with config.json, or a .gguf file")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: not a JSON object")
+    return value
+
+
+def _open_files(path: Path) -> tuple[list[SafetensorsFile], Mapping[str, SafetensorsFile]]:
+    index = path / INDEX
+    if not index.exists():
+        single = path / "model.safetensors"
+        if not single.exists():
+            raise CheckpointError(f"{path}: neither model.safetensors nor {INDEX} is there")
+        file = SafetensorsFile(single)
+        return [file], dict.fromkeys(file.tensors, file)
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index}: weight_map is missing")
+    files: dict[str, SafetensorsFile] = {}
+    where: dict[str, SafetensorsFile] = {}
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".", ".."):
+            raise CheckpointError(f"{index}: {name!r} names file {shard!r}; allowed: a plain name")
+        if shard not in files:
+            files[shard] = SafetensorsFile(path / shard)
+        if name not in files[shard].tensors:
+            raise CheckpointError(f"{path / shard}: tensor {name!r} is missing")
+        where[name] = files[shard]
+    return list(files.values()), where
