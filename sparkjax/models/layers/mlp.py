@@ -52,6 +52,7 @@ def mlp(
     context: Context,
     activation: str = "silu",
     limit: float | None = None,
+    reduce: bool = True,
 ) -> jax.Array:
     """down(act(gate x) * up x), summed over ranks.
 
@@ -59,6 +60,8 @@ def mlp(
       x: [B, Q, H].
       at: this layer's place in the stacked parameters.
       limit: clamp of the clamped SwiGLU: gate <= limit, |up| <= limit.
+      reduce: sum over ranks; without, the result is this rank's share (a shared expert beside
+        routed ones is summed together with them).
     """
 
     def through(name: str, value: jax.Array) -> jax.Array:
@@ -69,5 +72,6 @@ def mlp(
         gate, up = gate + p["gate_bias"][at].astype(x.dtype), up + p["up_bias"][at].astype(x.dtype)
     if limit is not None:
         gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
-    y = context.all_reduce(through("down", ACTIVATIONS[activation](gate) * up))
+    y = through("down", ACTIVATIONS[activation](gate) * up)
+    y = context.all_reduce(y) if reduce else y
     return y if "down_bias" not in p else y + p["down_bias"][at].astype(x.dtype)
