@@ -31,7 +31,7 @@ def main() -> None:
     started = time.monotonic()
     python = environment(arguments.venv)
     pip = Pip(python, arguments.venv / "install.log")
-    pip("the installer", "--upgrade", "pip")
+    pip("pip", "--upgrade", "pip")
     pip("dependencies", *requirements(arguments.extra))
     pip("sparkjax and its native kernels", "--no-deps", "--no-build-isolation", "--editable", ".")
     for package in arguments.bare:
@@ -85,7 +85,7 @@ class Pip:
     def __call__(self, what: str, *arguments: str) -> None:
         command = [self.python, "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
         # The installer that comes with Python may be too old to report its progress as lines.
-        bar = [] if what == "the installer" else ["--progress-bar", "raw"]
+        bar = [] if what == "pip" else ["--progress-bar", "raw"]
         self.say(f"Installing {what}", lasting=True)
         process = subprocess.Popen([*command, *bar, *arguments], cwd=ROOT, text=True,
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip

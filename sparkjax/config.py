@@ -294,8 +294,9 @@ def allowed(type_: Any) -> str:
                 return "text"
             case inspect.LiteralType(values=values):
                 return "one of " + ", ".join(map(str, values))
-            case inspect.VarTupleType(item_type=item):
-                return "a list, each " + ", or ".join(map(words, _kinds(item)))
+            case inspect.VarTupleType(item_type=item, min_length=low, max_length=high):
+                size = f" of {low} to {high}" if high is not None else ""
+                return f"a list{size}, each " + ", or ".join(map(words, _kinds(item)))
             case inspect.IntType() | inspect.FloatType():
                 noun = "an integer" if isinstance(kind, inspect.IntType) else "a number"
                 if kind.gt is not None:
