@@ -1,0 +1,158 @@
+"""What the verbs print: for people, or as JSON for machines."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.text import Text
+
+
+def fail(message: str, code: int = 2) -> NoReturn:
+    """Ends the command with a message and no traceback."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(Text(message, style="red"))
+    raise typer.Exit(code)
+
+
+@contextlib.contextmanager
+def plain_errors() -> Iterator[None]:
+    """What the user can put right is said in words; anything else keeps its traceback."""
+    from sparkjax.config import ConfigError
+
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except ConfigError as error:
+        fail(str(error))
+    except BrokenPipeError:
+        # The reader has seen enough. Python would complain again when it flushes at exit.
+        sys.stdout = None  # type: ignore[assignment]
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except (ValueError, OSError, RuntimeError) as error:
+        if isinstance(error, _expected()):
+            fail(str(error), code=1)
+        raise
+
+
+def _expected() -> tuple[type[BaseException], ...]:
+    from sparkjax.models.config import UnsupportedConfig
+    from sparkjax.weights.errors import CheckpointError
+
+    from .client import ClientError
+
+    return CheckpointError, UnsupportedConfig, ClientError, FileNotFoundError
+
+
+def dump(value: Any) -> None:
+    """One JSON document a line."""
+    print(json.dumps(value, ensure_ascii=False, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if hasattr(value, "tolist"):  # arrays and their scalars
+        return value.tolist()
+    return msgspec.to_builtins(value)
+
+
+def configuration(config: Any, as_json: bool, docs: bool) -> None:
+    """The lines of `sparkjax config`; with `docs` each is followed by what the key means."""
+    from sparkjax.config import FIELDS, allowed, digest, explain
+
+    rows = explain(config)
+    if as_json:
+        dump({"keys": [row._asdict() for row in rows], "digest": digest(config)})
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    values = [json.dumps(row.value, ensure_ascii=False, default=_plain).strip('"') for row in rows]
+    wide = max(len(row.key) for row in rows) + 2
+    value_wide = min(44, max(map(len, values)) + 2)
+    for row, value in zip(rows, values, strict=True):
+        changed = "green" if row.source != "default" else "dim"
+        console.print(
+            Text.assemble(
+                (f"{row.key:<{wide}}", "cyan"), f"{value:<{value_wide}}", " ", (row.source, changed)
+            )
+        )
+        if docs:
+            words = allowed(FIELDS[row.key].type) if row.key in FIELDS else "text, or null"
+            console.print(Text(f"    {row.doc}\n    ({words})", style="dim"))
+    console.print(f"\ndigest {digest(config)}")
+
+
+def report(report: Any, as_json: bool) -> None:
+    """A line for each comparison of `sparkjax verify`."""
+    if as_json:
+        print(report.json())
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{report.path} ({report.family}, {report.dtype})")
+    for line in report.lines:
+        verdict = {True: "[green]ok [/]", False: "[bold red]OFF[/]", None: "   "}[line.ok]
+        numbers = f"{_number(line.relative)}  {_number(line.absolute)}"
+        console.print(f"  {verdict} {line.what:<28} {numbers}  {line.note}".rstrip())
+    console.print("[green]all equal[/]" if report.ok else "[bold red]off[/]")
+
+
+def _number(value: float | None) -> str:
+    return f"{value:9.2e}" if value is not None else " " * 9
+
+
+def generated(result: Any, as_json: bool) -> None:
+    if as_json:
+        dump(result)
+    else:
+        print(result.text)
+
+
+def scored(result: Any, as_json: bool) -> None:
+    if as_json:
+        dump(result)
+        return
+    for token, text, logprob in zip(result.tokens, result.texts, result.logprobs, strict=True):
+        shown = f"{logprob:10.4f}" if logprob is not None else " " * 10
+        print(f"{token:8} {shown}  {text!r}")
+    known = [value for value in result.logprobs if value is not None]
+    if known:
+        print(f"{'sum':>8} {sum(known):10.4f}  mean {sum(known) / len(known):.4f}")
+
+
+def measured(result: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        dump(result)
+        return
+    print(
+        f"{result['requests']} requests, {result['streams']} at a time: "
+        f"{result['prompt_tokens']} prompt and {result['completion_tokens']} output tokens "
+        f"in {result['seconds']:.2f} s"
+    )
+    print(
+        f"  {result['output_tokens_per_second']:.1f} output tok/s, "
+        f"{result['total_tokens_per_second']:.1f} in all"
+    )
+    for key, name in [
+        ("first_token_seconds", "first token"),
+        ("between_tokens_seconds", "between tokens"),
+        ("request_seconds", "whole request"),
+    ]:
+        if spread := result[key]:
+            times = "   ".join(f"{k} {v * 1e3:.1f} ms" for k, v in spread.items())
+            print(f"  {name:<15} {times}")
+
+
+def profiled(answer: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        dump(answer)
+    else:
+        print(f"trace written to {answer.get('directory', '?')} (open it with xprof or Perfetto)")
