@@ -224,6 +224,38 @@ def test_verify_of_nothing_is_told_in_words(cli, tmp_path):
     assert result.exit_code == 1 and "none" in result.stderr and "Traceback" not in result.output
 
 
+class _Model:
+    """Knows three tokens, and remembers how it was loaded."""
+
+    tokenizer = types.SimpleNamespace(
+        encode=lambda text: [ord(c) for c in text], token_text=lambda token: chr(token)
+    )
+
+    def generate(self, prompt: str, **options: Any) -> Any:
+        return types.SimpleNamespace(text=f"{prompt}! {sorted(options.items())}")
+
+    def score(self, tokens: list[int]) -> list[float]:
+        return [-0.5] * (len(tokens) - 1)
+
+
+def test_generate_and_score_use_the_library(cli, monkeypatch, tmp_path):
+    loads = []
+
+    def load(path: Path, dtype: str | None) -> _Model:
+        loads.append((path, dtype))
+        return _Model()
+
+    monkeypatch.setattr(sparkjax, "load", load, raising=False)
+    result = cli("generate", "-", "-m", tmp_path, "--max-tokens", 3, "--seed", 4, input="hi")
+    assert result.output.startswith("hi! [('max_tokens', 3), ('seed', 4)")
+    scored = cli("score", "abc", "-m", tmp_path, "--dtype", "bfloat16", "--json")
+    read = json.loads(scored.output)
+    assert read["logprobs"] == [None, -0.5, -0.5] and read["sum"] == -1.0
+    assert "mean -0.5000" in cli("score", "abc", "-m", tmp_path).output
+    assert loads[:2] == [(tmp_path, None), (tmp_path, "bfloat16")]
+    assert cli("score", "abc").exit_code == 2
+
+
 # --- the client of a running server
 
 

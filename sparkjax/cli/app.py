@@ -127,10 +127,12 @@ def score(
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> None:
-    """Log-probability of every token of a text."""
+    """Log-probability of every token of a text, each given those before it."""
     with show.plain_errors():
         loaded = _library_model(config, model, dtype)
-        show.scored(loaded.score(_text(text)), as_json)
+        tokens = loaded.tokenizer.encode(_text(text))
+        texts = [loaded.tokenizer.token_text(token) for token in tokens]
+        show.scored(tokens, texts, loaded.score(tokens), as_json)
 
 
 @app.command()
@@ -227,9 +229,10 @@ def _library_model(path: Path | None, model: str | None, dtype: str) -> Any:
     if loaded.model.path is None:
         show.fail("no model: give --model or --config")
     import sparkjax
+    from sparkjax.config import locate
 
     chosen = dtype if dtype != "auto" else loaded.model.dtype
-    return sparkjax.load(loaded.model.path, dtype=None if chosen == "auto" else chosen)
+    return sparkjax.load(locate(loaded.model.path), dtype=None if chosen == "auto" else chosen)
 
 
 def _text(argument: str) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import msgspec
@@ -38,19 +38,12 @@ def plain_errors() -> Iterator[None]:
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    except (ValueError, OSError, RuntimeError) as error:
-        if isinstance(error, _expected()):
+    except Exception as error:
+        # The package defines an exception class where there is something to tell the user.
+        ours = type(error).__module__.partition(".")[0] == "sparkjax"
+        if ours or isinstance(error, FileNotFoundError):
             fail(str(error), code=1)
         raise
-
-
-def _expected() -> tuple[type[BaseException], ...]:
-    from sparkjax.models.config import UnsupportedConfig
-    from sparkjax.weights.errors import CheckpointError
-
-    from .client import ClientError
-
-    return CheckpointError, UnsupportedConfig, ClientError, FileNotFoundError
 
 
 def dump(value: Any) -> None:
@@ -116,16 +109,17 @@ def generated(result: Any, as_json: bool) -> None:
         print(result.text)
 
 
-def scored(result: Any, as_json: bool) -> None:
+def scored(tokens: Sequence[int], texts: Sequence[str], scores: Any, as_json: bool) -> None:
+    """Tokens with their log-probabilities; the first one follows nothing and has none."""
+    logprobs = [None, *map(float, scores)]
+    total = sum(map(float, scores))
     if as_json:
-        dump(result)
+        dump({"tokens": tokens, "texts": texts, "logprobs": logprobs, "sum": total})
         return
-    for token, text, logprob in zip(result.tokens, result.texts, result.logprobs, strict=True):
+    for token, text, logprob in zip(tokens, texts, logprobs, strict=True):
         shown = f"{logprob:10.4f}" if logprob is not None else " " * 10
         print(f"{token:8} {shown}  {text!r}")
-    known = [value for value in result.logprobs if value is not None]
-    if known:
-        print(f"{'sum':>8} {sum(known):10.4f}  mean {sum(known) / len(known):.4f}")
+    print(f"{'sum':>8} {total:10.4f}  mean {total / len(scores):.4f}")
 
 
 def measured(result: dict[str, Any], as_json: bool) -> None:
