@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from .models.batch import Batch
 from .models.registry import family_of
 from .weights import load
 from .weights.checkpoint import Checkpoint, open_checkpoint
+from .weights.errors import CheckpointError
 
 PAGE = 64
 """Tokens a page of the library's own caches."""
@@ -143,6 +144,17 @@ class Model:
 
         return jax.jit(run, static_argnums=(3, 4), donate_argnums=1)
 
+    def logits_of(self, params: Any, residual: jax.Array) -> jax.Array:
+        """float32 [rows, vocab] of residual rows [rows, ...], inside a jitted program."""
+
+        def inside(params: Any, residual: jax.Array) -> jax.Array:
+            return self.family.logits(params, residual, self.config, self.context)
+
+        if self.mesh is None:
+            return inside(params, residual)
+        specs = declarations.specs(self.family.declare(self.config, self.context.ranks), self.context.ranks)
+        return spmd.spmd(inside, self.mesh, (specs, PartitionSpec()), PartitionSpec())(params, residual)
+
     # --- Research -----------------------------------------------------------------------------
 
     def forward(
@@ -181,6 +193,107 @@ class Model:
         }
         joined = [np.concatenate([p[i] for p in parts]) for i in range(3)]
         return Forward(*joined, captured)
+
+    def score(self, text: str | Any, tile: int = 128) -> np.ndarray:
+        """Teacher-forced log-probabilities: entry i is log p(token i + 1 | tokens 0 .. i).
+
+        Logits are computed a few positions at a time: never a [T, vocab] array.
+
+        Args:
+          text: a string (encoded as a document), or token ids int [T], T >= 2.
+          tile: tokens a program call.
+
+        Returns:
+          float32 [T - 1], natural logarithms.
+        """
+        tokens = self.tokenizer.encode(text) if isinstance(text, str) else text
+        tokens = np.asarray(tokens, np.int32)
+        if len(tokens) < 2:
+            raise ValueError(f"scoring needs at least 2 tokens, got {len(tokens)}")
+        pages = -(-len(tokens) // PAGE)
+        cache = self.new_caches(caches.Sizes(pages, PAGE, slots=1))
+        found = []
+        for start in range(0, len(tokens), tile):
+            piece = tokens[start : start + tile]
+            targets = np.zeros(tile, np.int32)
+            following = tokens[start + 1 : start + tile + 1]
+            targets[: len(following)] = following
+            batch = one_row(piece, start, pages, pad=tile)
+            scores, cache = self._scored(self.params, cache, batch, targets)
+            found.append(np.asarray(scores)[: len(following)])
+        return np.concatenate(found)
+
+    @functools.cached_property
+    def _scored(self) -> Any:
+        """jit of one tile that returns float32 [Q], the log-probabilities of the targets."""
+        from .engine.sampler import prompt_logprobs
+
+        def run(params: Any, cache: Any, batch: Batch, targets: jax.Array) -> Any:
+            def inside(params: Any, cache: Any, batch: Batch) -> Any:
+                out = self.family.forward(params, cache, batch, self.config, self.context)
+                return out.residual, out.cache
+
+            call = self.spread(inside, self.context, lambda cache: (PartitionSpec(), cache))
+            residual, cache = call(params, cache, batch)
+            scored = prompt_logprobs(
+                residual[0], targets, lambda rows: self.logits_of(params, rows)
+            )
+            return scored.logprob, cache
+
+        return jax.jit(run, donate_argnums=1)
+
+    # --- Text ---------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        """The checkpoint's tokenizer.
+
+        Raises:
+          CheckpointError: it has none.
+        """
+        if self.checkpoint is None:
+            raise CheckpointError("a model with random weights has no tokenizer")
+        from .text.tokenizer import load_tokenizer
+
+        return load_tokenizer(self.checkpoint.path)
+
+    @functools.cached_property
+    def has_tokenizer(self) -> bool:
+        """Whether the checkpoint carries a tokenizer."""
+        try:
+            return self.tokenizer is not None
+        except CheckpointError:
+            return False
+
+    def generate(
+        self,
+        prompts: str | Sequence[Any],
+        max_tokens: int = 256,
+        stop_ids: tuple[int, ...] | None = None,
+        **sampling: Any,
+    ) -> Any:
+        """Generates from one prompt or several (text, or token ids).
+
+        Args:
+          max_tokens: at most so many new tokens each.
+          stop_ids: ids that end an answer (default: the model's own end ids).
+          **sampling: fields of `engine.records.Sampling`; without any, greedy.
+
+        Returns:
+          A `generate.Generation`, or a list of them for a list of prompts.
+        """
+        one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], (int, np.integer)))
+        batch = [prompts] if one else list(prompts)
+        from .engine.records import Sampling
+
+        found = self._generator.generate(batch, max_tokens, Sampling(**sampling), stop_ids)
+        return found[0] if one else found
+
+    @functools.cached_property
+    def _generator(self) -> Any:
+        from .generate import Generator
+
+        return Generator(self)
 
     def greedy(self, tokens: Any, count: int, tile: int | None = None) -> np.ndarray:
         """The `count` most likely next tokens, one at a time (stop ids do not stop it)."""

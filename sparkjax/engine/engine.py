@@ -1,0 +1,69 @@
+"""The engine: one step is three verbs, schedule, run, commit."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from .plan import Event
+from .records import Limits, Submit, Tick
+from .runner import Flight, Runner
+from .scheduler import Scheduler
+
+
+class Engine:
+    """Decides and computes; knows nothing of threads, sockets or text.
+
+    Args:
+      model: a `sparkjax.model.Model`.
+      limits: how much it may hold and do at a time.
+      record: called with every tick before it is applied (the journal).
+    """
+
+    def __init__(
+        self, model: Any, limits: Limits, record: Callable[[Tick], None] = lambda tick: None
+    ):
+        self.model, self.limits = model, limits
+        self.scheduler = Scheduler(limits)
+        self.runner = Runner(model, limits)
+        self._record = record
+        self._flights: deque[Flight] = deque()
+        self._next_tick = 0
+        self._next_id = 0
+
+    def step(self, tick: Tick) -> list[Event]:
+        """One tick. The device runs this one's plan while the host reads the last one's results."""
+        plan = self.scheduler.schedule(tick)
+        self._flights.append(self.runner.run(plan))
+        return self._commit(keep=0 if plan.empty else 1)
+
+    def _commit(self, keep: int) -> list[Event]:
+        events: list[Event] = []
+        while len(self._flights) > keep:
+            flight = self._flights.popleft()
+            events += self.scheduler.commit(flight.plan.number, self.runner.collect(flight))
+        return events
+
+    # --- Rank 0: writing the ticks ----------------------------------------------------------------
+
+    def new_id(self) -> int:
+        """An id for a request; ids rise."""
+        self._next_id += 1
+        return self._next_id
+
+    def tick(
+        self,
+        submits: tuple[Submit, ...] = (),
+        cancels: tuple[int, ...] = (),
+        stops: tuple[int, ...] = (),
+    ) -> list[Event]:
+        """Writes the next tick record and applies it."""
+        tick = Tick(self._next_tick, submits, cancels, stops, self.scheduler.digest)
+        self._next_tick += 1
+        self._record(tick)
+        return self.step(tick)
+
+    @property
+    def idle(self) -> bool:
+        return self.scheduler.idle

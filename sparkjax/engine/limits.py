@@ -1,0 +1,102 @@
+"""From settings and a model to the scheduler's limits, within the memory there is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..models import cache as caches
+from .programs import platform_tiles
+from .records import Limits
+
+CONTEXT = 8192
+"""Default bound on a sequence's length, in tokens."""
+POOL_SHARE = 0.5
+"""How much of the memory that is left the default cache pool may take."""
+
+
+class DoesNotFit(ValueError):
+    """The caches asked for are larger than the memory that is left."""
+
+
+def cache_bytes(model: Any, limits: Limits) -> int:
+    """Bytes of all caches of one rank's model."""
+    declared = model.family.declare_caches(model.config, model.context.ranks)
+    sizes = caches.Sizes(limits.pages, limits.page_size, limits.slots)
+    return caches.nbytes(declared, sizes, model.context.dtype)
+
+
+def available_memory() -> int:
+    """MemAvailable in bytes (what may be taken without swapping)."""
+    with open("/proc/meminfo") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    raise OSError("/proc/meminfo has no MemAvailable")
+
+
+def make_limits(
+    model: Any,
+    *,
+    slots: int = 8,
+    context: int | None = None,
+    kv_tokens: int | None = None,
+    page_size: int = 64,
+    tiles: tuple[int, ...] | None = None,
+    rows: tuple[int, ...] | None = None,
+    queue: int = 64,
+    busy_tiles: int = 1,
+    idle_tiles: int = 4,
+    admission: str = "reserve",
+    window: int = 256,
+    memory: int | None = None,
+) -> Limits:
+    """The limits that settings (see `sparkjax.settings.Engine`) and a loaded model give.
+
+    Args:
+      memory: bytes that caches may take (default: MemAvailable).
+
+    Raises:
+      DoesNotFit: names the sizes and the largest kv_tokens that would fit.
+    """
+    own = model.config.max_positions
+    context = min(own, CONTEXT) if context is None else context
+    if context > own:
+        raise ValueError(f"engine.context is {context}; the model's own limit is {own} tokens")
+    default_tiles, default_rows = platform_tiles(model.context)
+    tiles = default_tiles if tiles is None else tiles
+    if rows is None:
+        rows = (*(r for r in default_rows if r < slots), slots if slots > 1 else 2)
+    if max(tiles) % page_size and page_size % max(tiles):
+        raise ValueError(
+            f"engine.tiles end at {max(tiles)}; that and engine.page_size {page_size} must divide"
+        )
+
+    def limits(tokens: int) -> Limits:
+        return Limits(
+            slots=slots,
+            pages=-(-tokens // page_size),
+            page_size=page_size,
+            context=context,
+            queue=queue,
+            tiles=tuple(tiles),
+            rows=tuple(rows),
+            busy_tiles=busy_tiles,
+            idle_tiles=idle_tiles,
+            admission=admission,
+            window=window,
+        )
+
+    memory = available_memory() if memory is None else memory
+    fixed = cache_bytes(model, limits(0))
+    a_page = cache_bytes(model, limits(page_size)) - fixed
+    fits = int(max(memory - fixed, 0) // a_page) * page_size if a_page else slots * context
+    if kv_tokens is None:
+        kv_tokens = min(slots * context, int(fits * POOL_SHARE) // page_size * page_size)
+        kv_tokens = max(kv_tokens, min(context, fits))
+    if kv_tokens > fits or fixed > memory:
+        raise DoesNotFit(
+            f"engine.kv_tokens {kv_tokens} needs {(fixed + a_page * kv_tokens / page_size) / 2**30:.2f} GiB "
+            f"of caches ({fixed / 2**30:.2f} GiB of it for {slots} slots); {memory / 2**30:.2f} GiB are "
+            f"free: the largest engine.kv_tokens that fits is {fits}"
+        )
+    return limits(kv_tokens)

@@ -1,0 +1,191 @@
+"""The device programs of the engine: seat a request, run a prefill tile, run a decode step.
+
+A step is one rectangular forward pass whose rows find their tokens and lengths on the device, then
+one sampler call. Options (penalties, log-probabilities, grammar masks) are data: they never change
+a shape, so each program is compiled once, before the first request.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from ..mesh.context import Context
+from ..models.batch import Batch
+from . import state as states
+from .sampler import TOP, SamplingRows, prompt_logprobs, sample
+from .state import State
+
+# Columns of a tile's or row's packed int32 numbers, before its page table.
+SLOT, START, LENGTH, EMIT, SCORE = range(5)
+HEADER = 5
+
+# Columns of a packed result row.
+TOKEN, LOGPROB, TOP_IDS, TOP_LOGPROBS = 0, 1, 2, 2 + TOP
+RESULT = 2 + 2 * TOP
+
+
+def pack(token: jax.Array, logprob: jax.Array, ids: jax.Array, logprobs: jax.Array) -> jax.Array:
+    """int32 [..., RESULT]: one array goes back to the host; floats ride as their bits."""
+
+    def bits(x: jax.Array) -> jax.Array:
+        return jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
+
+    return jnp.concatenate(
+        [token[..., None], bits(logprob)[..., None], ids, bits(logprobs)], axis=-1
+    )
+
+
+def floats(packed: np.ndarray) -> np.ndarray:
+    """The float32 values of packed columns."""
+    return np.ascontiguousarray(packed).view(np.float32)
+
+
+class Programs:
+    """The step's programs for one model. All take and return the donated `State`.
+
+    Attributes:
+      seat: (state, slot int32 [], settings) -> state
+      tile: (params, state, numbers int32 [1, HEADER + T], tokens int32 [1, Q], targets int32
+        [1, Q], mask) -> (state, packed [1, RESULT], scores [Q, RESULT]); targets are the tokens
+        that follow, for prompt log-probabilities.
+      decode: (params, state, numbers int32 [B, HEADER + T], mask) -> (state, packed [B, RESULT]);
+        LENGTH is 1 for a real row, 0 for padding. A row of a dead slot gives token -1.
+    """
+
+    def __init__(self, model: Any):
+        self.model = model
+        self.seat = jax.jit(self._seat, donate_argnums=0)
+        self.tile = jax.jit(self._tile, donate_argnums=1)
+        self.decode = jax.jit(self._decode, donate_argnums=1)
+
+    # --- The three programs ---------------------------------------------------------------------
+
+    def _seat(self, state: State, slot: jax.Array, values: dict[str, Any]) -> State:
+        return state.replace(slots=states.seat(state.slots, slot, values))
+
+    def _tile(
+        self,
+        params: Any,
+        state: State,
+        numbers: jax.Array,
+        tokens: jax.Array,
+        targets: jax.Array,
+        mask: jax.Array,
+    ) -> tuple[State, jax.Array, jax.Array]:
+        slot, length = numbers[:, SLOT], numbers[:, LENGTH]
+        batch = Batch(tokens, numbers[:, START], length, numbers[:, HEADER:], slot)
+        residual, kv = self._forward(params, state.caches, batch)
+        slots = state.slots
+        fresh = jnp.zeros(slot.shape, bool)
+        slots = slots.replace(
+            history=slots.history.with_prompt(slot, tokens, batch.valid, fresh),
+            lengths=slots.lengths.at[slot].set(batch.start + length),
+        )
+        last = jnp.take_along_axis(residual, _index(length - 1, residual), axis=1)[:, 0]
+        emit = numbers[:, EMIT] > 0
+        slots, packed = jax.lax.cond(
+            emit.any(),
+            lambda s: self._sample(params, s, slot, emit, last, mask),
+            lambda s: (s, jnp.full((tokens.shape[0], RESULT), -1, jnp.int32)),
+            slots,
+        )
+        scores = jax.lax.cond(
+            (numbers[:, SCORE] > 0).any(),
+            lambda: self._score(params, residual[0], targets[0]),
+            lambda: jnp.zeros((tokens.shape[1], RESULT), jnp.int32),
+        )
+        return State(kv, slots), packed, scores
+
+    def _decode(
+        self, params: Any, state: State, numbers: jax.Array, mask: jax.Array
+    ) -> tuple[State, jax.Array]:
+        slots, slot = state.slots, numbers[:, SLOT]
+        # Padding rows point at slot 0 and must not count as alive.
+        live = (numbers[:, LENGTH] > 0) & slots.alive[slot]
+        start = jnp.where(live, slots.lengths[slot], 0)
+        batch = Batch(
+            slots.tokens[slot][:, None], start, live.astype(jnp.int32), numbers[:, HEADER:], slot
+        )
+        residual, kv = self._forward(params, state.caches, batch)
+        where = jnp.where(live, slot, slots.tokens.shape[0])
+        slots = slots.replace(lengths=slots.lengths.at[where].add(1, mode="drop"))
+        slots, packed = self._sample(params, slots, slot, live, residual[:, 0], mask)
+        return State(kv, slots), packed
+
+    # --- Their parts ------------------------------------------------------------------------------
+
+    def _forward(self, params: Any, kv: Any, batch: Batch) -> tuple[jax.Array, Any]:
+        """(residual [B, Q, ...], caches) over the mesh."""
+        model = self.model
+
+        def inside(params: Any, kv: Any, batch: Batch) -> Any:
+            out = model.family.forward(params, kv, batch, model.config, model.context)
+            return out.residual, out.cache
+
+        call = model.spread(inside, model.context, lambda cache: (PartitionSpec(), cache))
+        return call(params, kv, batch)
+
+    def _logits(self, params: Any, residual: jax.Array) -> jax.Array:
+        """float32 [rows, vocab] of residual rows [rows, ...]."""
+        return self.model.logits_of(params, residual)
+
+    def _sample(
+        self,
+        params: Any,
+        slots: states.Slots,
+        slot: jax.Array,
+        live: jax.Array,
+        residual: jax.Array,
+        mask: jax.Array,
+    ) -> tuple[states.Slots, jax.Array]:
+        """Samples one token for every live row, and tells the slots."""
+        logits = self._logits(params, residual)
+        rows = SamplingRows(
+            temperature=slots.temperature[slot],
+            top_k=slots.top_k[slot],
+            top_p=slots.top_p[slot],
+            min_p=slots.min_p[slot],
+            presence=slots.presence[slot],
+            frequency=slots.frequency[slot],
+            repetition=slots.repetition[slot],
+            seed=slots.seed[slot],
+            position=slots.lengths[slot],
+            logprobs=jnp.where(live, slots.logprobs[slot], -1),
+            bias_ids=slots.bias_ids[slot],
+            bias_values=slots.bias_values[slot],
+            constrained=jnp.zeros(slot.shape, bool),
+            mask=mask,
+        )
+        with jax.named_scope("sample"):
+            drawn = sample(logits, rows, slots.history, slot)
+        token = jnp.where(live, drawn.token, -1)
+        where = jnp.where(live, slot, slots.tokens.shape[0])
+        stopped = (token[:, None] == slots.stop_ids[slot]).any(-1)
+        slots = slots.replace(
+            tokens=slots.tokens.at[where].set(token, mode="drop"),
+            alive=slots.alive.at[where].set(~stopped, mode="drop"),
+            history=slots.history.with_tokens(slot, token),
+        )
+        return slots, pack(token, drawn.logprob, drawn.top_ids, drawn.top_logprobs)
+
+    def _score(self, params: Any, residual: jax.Array, targets: jax.Array) -> jax.Array:
+        """int32 [Q, RESULT]: log-probabilities of the tokens that follow each position."""
+        scored = prompt_logprobs(residual, targets, lambda rows: self._logits(params, rows))
+        return pack(targets, scored.logprob, scored.top_ids, scored.top_logprobs)
+
+
+def _index(last: jax.Array, residual: jax.Array) -> jax.Array:
+    """An index for take_along_axis that picks position `last[b]` of residual [B, Q, ...]."""
+    return jnp.maximum(last, 0).reshape(-1, *(1,) * (residual.ndim - 1))
+
+
+def platform_tiles(context: Context) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(prefill tiles, decode row counts) that suit a platform."""
+    if context.platform == "cuda":
+        return (64, 512), (2, 8, 64)
+    return (16, 64, 128), (2, 8)

@@ -1,0 +1,176 @@
+"""From plans to device calls, and from device results to outputs: the "run" of the step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from ..mesh import spmd
+from ..models.cache import Sizes
+from . import programs
+from .plan import Output, Plan, Row, Tile, TokenLogprob
+from .programs import HEADER, Programs, floats
+from .records import Limits, Submit
+from .sampler import TOP
+from .state import State, empty_slots, settings
+
+
+@dataclasses.dataclass
+class Flight:
+    """A dispatched plan: device arrays that will hold its results, in the plan's order."""
+
+    plan: Plan
+    tiles: list[tuple[jax.Array, jax.Array]]
+    rows: jax.Array | None
+
+
+class Runner:
+    """Holds the device state and runs plans on it. Not thread-safe: the engine's thread only.
+
+    Args:
+      model: a `sparkjax.model.Model`.
+      limits: the scheduler's limits; they fix every shape.
+    """
+
+    def __init__(self, model: Any, limits: Limits):
+        self.model, self.limits = model, limits
+        self.programs = Programs(model)
+        self.sizes = Sizes(limits.pages, limits.page_size, limits.slots)
+        self.width = -(-limits.context // limits.page_size)
+        self.vocab = model.config.vocab
+        # No grammar: every token is allowed. One resident mask a row count, never uploaded again.
+        words = -(-self.vocab // 32)
+        self._holders: dict[int, int] = {}
+        # Committed to the model's devices from the start: what a program returns is, and a program
+        # compiled for uncommitted arguments would be compiled again.
+        slots, self._open = jax.jit(
+            lambda: (
+                empty_slots(limits.slots, self.vocab),
+                {n: jnp.full((n, words), 0xFFFFFFFF, jnp.uint32) for n in (1, *limits.rows)},
+            ),
+            out_shardings=spmd.shardings(model.mesh, PartitionSpec()),
+        )()
+        self.state = State(model.new_caches(self.sizes), slots)
+
+    # --- Start-up -------------------------------------------------------------------------------
+
+    def warm(self, progress: Callable[[str, int, int], None] = lambda *_: None) -> None:
+        """Compiles every program by running it on rows that touch nothing.
+
+        Args:
+          progress: called with (program, done, in all) before each one.
+        """
+        steps = list(self._warm_calls())
+        for done, (name, call) in enumerate(steps):
+            progress(name, done, len(steps))
+            call()
+            jax.block_until_ready(self.state)
+        progress("ready", len(steps), len(steps))
+
+    def _warm_calls(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        nobody = Submit(id=-1, tokens=(0,), max_tokens=0)
+        yield "seat", lambda: self._seat(0, nobody)
+        for size in self.limits.tiles:
+            # No valid token: nothing is written, but the program is the real one.
+            tile = Tile(nobody, 0, 0, 0, size, False, ())
+            yield f"prefill {size}", lambda t=tile: jax.block_until_ready(self._tile(t))
+        for size in self.limits.rows:
+            yield f"decode {size}", lambda s=size: jax.block_until_ready(self._rows((), s))
+
+    # --- A tick ---------------------------------------------------------------------------------
+
+    def run(self, plan: Plan) -> Flight:
+        """Dispatches a plan's programs, tiles first; returns at once."""
+        tiles = []
+        for tile in plan.tiles:
+            if self._holders.get(tile.slot) != tile.request.id:
+                self._seat(tile.slot, tile.request)
+            tiles.append(self._tile(tile))
+        rows = self._rows(plan.rows, plan.size) if plan.rows else None
+        return Flight(plan, tiles, rows)
+
+    def collect(self, flight: Flight) -> list[Output]:
+        """Waits for a plan's results and reads them: tiles, then rows."""
+        outputs = [
+            _tile_output(tile, np.asarray(packed), scores)
+            for tile, (packed, scores) in zip(flight.plan.tiles, flight.tiles, strict=True)
+        ]
+        if flight.rows is not None:
+            packed = np.asarray(flight.rows)
+            outputs += [_row_output(row, packed[i]) for i, row in enumerate(flight.plan.rows)]
+        return outputs
+
+    def _seat(self, slot: int, request: Submit) -> None:
+        self._holders[slot] = request.id
+        self.state = self.programs.seat(self.state, np.int32(slot), settings(request))
+
+    def _tile(self, tile: Tile) -> tuple[jax.Array, jax.Array]:
+        prompt = tile.request.tokens
+        end = tile.start + tile.length
+        tokens = np.zeros((1, tile.size), np.int32)
+        targets = np.zeros((1, tile.size), np.int32)
+        tokens[0, : tile.length] = prompt[tile.start : end]
+        following = prompt[tile.start + 1 : end + 1]
+        targets[0, : len(following)] = following
+        emit = tile.last and tile.request.max_tokens > 0
+        score = tile.request.prompt_logprobs is not None
+        numbers = self._numbers(1)
+        numbers[0, :HEADER] = tile.slot, tile.start, tile.length, emit, score
+        numbers[0, HEADER : HEADER + len(tile.pages)] = tile.pages
+        self.state, packed, scores = self.programs.tile(
+            self.model.params, self.state, numbers, tokens, targets, self._open[1]
+        )
+        return packed, scores
+
+    def _rows(self, rows: tuple[Row, ...], size: int) -> jax.Array:
+        numbers = self._numbers(size)
+        for i, row in enumerate(rows):
+            numbers[i, :HEADER] = row.slot, row.position, 1, 1, 0
+            numbers[i, HEADER : HEADER + len(row.pages)] = row.pages
+        self.state, packed = self.programs.decode(
+            self.model.params, self.state, numbers, self._open[size]
+        )
+        return packed
+
+    def _numbers(self, rows: int) -> np.ndarray:
+        return np.zeros((rows, HEADER + self.width), np.int32)
+
+
+def _tile_output(tile: Tile, packed: np.ndarray, scores: jax.Array) -> Output:
+    prompt: tuple[TokenLogprob, ...] = ()
+    wanted = tile.request.prompt_logprobs
+    if wanted is not None:
+        count = tile.length - tile.last
+        table = np.asarray(scores)
+        prompt = tuple(_logprob(table[i], wanted) for i in range(count))
+    if not (tile.last and tile.request.max_tokens):
+        return Output(tile.slot, None, None, prompt)
+    return _sampled(tile, packed[0], prompt)
+
+
+def _row_output(row: Row, packed: np.ndarray) -> Output:
+    return _sampled(row, packed, ())
+
+
+def _sampled(item: Tile | Row, packed: np.ndarray, prompt: tuple[TokenLogprob, ...]) -> Output:
+    token = int(packed[programs.TOKEN])
+    if token < 0:
+        return Output(item.slot, None, None, prompt)
+    wanted = item.request.sampling.logprobs
+    return Output(item.slot, token, None if wanted is None else _logprob(packed, wanted), prompt)
+
+
+def _logprob(packed: np.ndarray, count: int) -> TokenLogprob:
+    ids = packed[programs.TOP_IDS : programs.TOP_IDS + count].tolist()
+    values = floats(packed[programs.TOP_LOGPROBS : programs.TOP_LOGPROBS + min(count, TOP)])
+    return TokenLogprob(
+        int(packed[programs.TOKEN]),
+        float(floats(packed[programs.LOGPROB : programs.LOGPROB + 1])[0]),
+        tuple(zip(ids, values.tolist(), strict=True)),
+    )
