@@ -227,7 +227,8 @@ class _Cursor:
     def strings(self, count: int, what: str) -> list[str]:
         # One tight loop: a vocabulary has several hundred thousand strings.
         self.need(8 * count, f"{what} ({count} strings)")
-        data, size, pos, out = self.data, self.size, self.pos, []
+        data, size, pos = self.data, self.size, self.pos
+        out: list[str] = []
         try:
             for _ in range(count):
                 (length,) = _u64(data, pos)
