@@ -58,12 +58,11 @@ class Generator:
         Raises:
           ValueError: a prompt that cannot be served, with the limit that it meets.
         """
-        tokenizer = self.model.tokenizer
         sampling = sampling or Sampling()
         stops = self.model.config.eos if stop_ids is None else stop_ids
         submits = []
         for prompt in prompts:
-            tokens = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            tokens = self.model.encode(prompt) if isinstance(prompt, str) else prompt
             room = self.engine.limits.context - len(tokens)
             request = Submit(
                 self.engine.new_id(),

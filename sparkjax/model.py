@@ -20,7 +20,7 @@ from .models import params as declarations
 from .models.batch import Batch
 from .models.registry import family_of
 from .weights import load
-from .weights.checkpoint import Checkpoint, open_checkpoint
+from .weights.checkpoint import GGUF, Checkpoint, open_checkpoint
 from .weights.errors import CheckpointError
 
 PAGE = 64
@@ -206,7 +206,7 @@ class Model:
         Returns:
           float32 [T - 1], natural logarithms.
         """
-        tokens = self.tokenizer.encode(text) if isinstance(text, str) else text
+        tokens = self.encode(text) if isinstance(text, str) else text
         tokens = np.asarray(tokens, np.int32)
         if len(tokens) < 2:
             raise ValueError(f"scoring needs at least 2 tokens, got {len(tokens)}")
@@ -235,9 +235,7 @@ class Model:
 
             call = self.spread(inside, self.context, lambda cache: (PartitionSpec(), cache))
             residual, cache = call(params, cache, batch)
-            scored = prompt_logprobs(
-                residual[0], targets, lambda rows: self.logits_of(params, rows)
-            )
+            scored = prompt_logprobs(lambda rows: self.logits_of(params, rows), residual[0], targets)
             return scored.logprob, cache
 
         return jax.jit(run, donate_argnums=1)
@@ -253,9 +251,17 @@ class Model:
         """
         if self.checkpoint is None:
             raise CheckpointError("a model with random weights has no tokenizer")
-        from .text.tokenizer import load_tokenizer
+        from .text.tokenizer import Tokenizer
 
-        return load_tokenizer(self.checkpoint.path)
+        if isinstance(self.checkpoint, GGUF):
+            return Tokenizer.from_gguf(self.checkpoint.file.metadata, str(self.checkpoint.path))
+        return Tokenizer.from_dir(self.checkpoint.path)
+
+    def encode(self, text: str) -> list[int]:
+        """A document's token ids, with the begin token where the checkpoint wants one. Control
+        tokens spelled in the text are ordinary text."""
+        ids = self.tokenizer.encode(text)
+        return [self.tokenizer.bos_id, *ids] if self.tokenizer.add_bos else ids
 
     @functools.cached_property
     def has_tokenizer(self) -> bool:

@@ -81,9 +81,9 @@ class Programs:
         batch = Batch(tokens, numbers[:, START], length, numbers[:, HEADER:], slot)
         residual, kv = self._forward(params, state.caches, batch)
         slots = state.slots
-        fresh = jnp.zeros(slot.shape, bool)
+        prompt = jnp.where(batch.valid, tokens, slots.seen.shape[1])
         slots = slots.replace(
-            history=slots.history.with_prompt(slot, tokens, batch.valid, fresh),
+            seen=slots.seen.at[slot[:, None], prompt].set(True, mode="drop"),
             lengths=slots.lengths.at[slot].set(batch.start + length),
         )
         last = jnp.take_along_axis(residual, _index(length - 1, residual), axis=1)[:, 0]
@@ -155,27 +155,26 @@ class Programs:
             repetition=slots.repetition[slot],
             seed=slots.seed[slot],
             position=slots.lengths[slot],
-            logprobs=jnp.where(live, slots.logprobs[slot], -1),
+            logprobs=slots.logprobs[slot] & live,
             bias_ids=slots.bias_ids[slot],
             bias_values=slots.bias_values[slot],
-            constrained=jnp.zeros(slot.shape, bool),
             mask=mask,
         )
         with jax.named_scope("sample"):
-            drawn = sample(logits, rows, slots.history, slot)
+            drawn = sample(logits, rows, slots.counts, slots.seen, slot)
         token = jnp.where(live, drawn.token, -1)
         where = jnp.where(live, slot, slots.tokens.shape[0])
         stopped = (token[:, None] == slots.stop_ids[slot]).any(-1)
         slots = slots.replace(
             tokens=slots.tokens.at[where].set(token, mode="drop"),
             alive=slots.alive.at[where].set(~stopped, mode="drop"),
-            history=slots.history.with_tokens(slot, token),
+            counts=slots.counts.at[where, jnp.maximum(token, 0)].add(1, mode="drop"),
         )
         return slots, pack(token, drawn.logprob, drawn.top_ids, drawn.top_logprobs)
 
     def _score(self, params: Any, residual: jax.Array, targets: jax.Array) -> jax.Array:
         """int32 [Q, RESULT]: log-probabilities of the tokens that follow each position."""
-        scored = prompt_logprobs(residual, targets, lambda rows: self._logits(params, rows))
+        scored = prompt_logprobs(lambda rows: self._logits(params, rows), residual, targets)
         return pack(targets, scored.logprob, scored.top_ids, scored.top_logprobs)
 
 

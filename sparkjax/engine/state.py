@@ -10,7 +10,6 @@ import numpy as np
 from flax import struct
 
 from .records import Submit
-from .sampler import History
 
 STOP_IDS = 32
 """Stop ids a request may have."""
@@ -26,18 +25,20 @@ class Slots:
       tokens: int32 [S], the newest token, not yet fed.
       lengths: int32 [S], how many tokens the caches hold.
       alive: bool [S], false once a stop id was sampled: later rows of the slot do nothing.
-      history: what the penalties look at.
+      counts: int32 [S, V], how often each token was generated.
+      seen: bool [S, V], the tokens of the prompt.
       temperature, top_p, min_p, presence, frequency, repetition: float32 [S]; top_k: int32 [S].
       seed: uint32 [S, 2], high and low word.
       bias_ids, bias_values: int32 and float32 [S, BIASES]; unused places have id -1.
       stop_ids: int32 [S, STOP_IDS]; unused places are -1.
-      logprobs: int32 [S], how many of the most likely tokens are reported; -1 for none.
+      logprobs: bool [S], whether anybody reads log-probabilities of this slot.
     """
 
     tokens: jax.Array
     lengths: jax.Array
     alive: jax.Array
-    history: History
+    counts: jax.Array
+    seen: jax.Array
     temperature: jax.Array
     top_k: jax.Array
     top_p: jax.Array
@@ -67,7 +68,8 @@ def empty_slots(slots: int, vocab: int) -> Slots:
         tokens=jnp.zeros(slots, i32),
         lengths=jnp.zeros(slots, i32),
         alive=jnp.zeros(slots, bool),
-        history=History.empty(slots, vocab),
+        counts=jnp.zeros((slots, vocab), i32),
+        seen=jnp.zeros((slots, vocab), bool),
         temperature=jnp.zeros(slots, f32),
         top_k=jnp.zeros(slots, i32),
         top_p=jnp.ones(slots, f32),
@@ -79,7 +81,7 @@ def empty_slots(slots: int, vocab: int) -> Slots:
         bias_ids=jnp.full((slots, BIASES), -1, i32),
         bias_values=jnp.zeros((slots, BIASES), f32),
         stop_ids=jnp.full((slots, STOP_IDS), -1, i32),
-        logprobs=jnp.full(slots, -1, i32),
+        logprobs=jnp.zeros(slots, bool),
     )
 
 
@@ -104,7 +106,7 @@ def settings(request: Submit) -> dict[str, np.ndarray]:
         "bias_ids": ids,
         "bias_values": values,
         "stop_ids": stops,
-        "logprobs": np.int32(-1 if s.logprobs is None else s.logprobs),
+        "logprobs": np.bool_(s.logprobs is not None),
     }
 
 
@@ -114,8 +116,6 @@ def seat(slots: Slots, slot: Any, values: dict[str, Any]) -> Slots:
     fields["tokens"] = slots.tokens.at[slot].set(0)
     fields["lengths"] = slots.lengths.at[slot].set(0)
     fields["alive"] = slots.alive.at[slot].set(True)
-    history = slots.history
-    fields["history"] = History(
-        history.counts.at[slot].set(0), history.prompt.at[slot].set(False)
-    )
+    fields["counts"] = slots.counts.at[slot].set(0)
+    fields["seen"] = slots.seen.at[slot].set(False)
     return slots.replace(**fields)
