@@ -50,8 +50,18 @@ class ChatTemplate:
     ):
         self.source, self.tool_source = source, tool_source
         self._tokens, self._limits = dict(tokens or {}), limits
-        self._template = _compile(source, name)
-        self._tool_template = _compile(tool_source, name) if tool_source else self._template
+        self._template = self._compile(source, name)
+        self._tool_template = self._compile(tool_source, name) if tool_source else self._template
+
+    def _compile(self, source: str, name: str) -> jinja2.Template:
+        try:
+            # jinja evaluates constant expressions here already.
+            with sandbox.running(self._limits):
+                return _ENVIRONMENT.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise CheckpointError(f"{name}: line {error.lineno}: {error.message}") from None
+        except (RecursionError, LimitError, jinja2.TemplateError) as error:
+            raise CheckpointError(f"{name}: {type(error).__name__}: {error}") from None
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], name: str = "GGUF") -> ChatTemplate | None:
@@ -160,15 +170,6 @@ def shield_messages(tokenizer: Tokenizer, value: Any, keep: Sequence[str] = ()) 
     if isinstance(value, (list, tuple)):
         return [shield_messages(tokenizer, item, keep) for item in value]
     return value
-
-
-def _compile(source: str, name: str) -> jinja2.Template:
-    try:
-        return _ENVIRONMENT.from_string(source)
-    except jinja2.TemplateSyntaxError as error:
-        raise CheckpointError(f"{name}: line {error.lineno}: {error.message}") from None
-    except (RecursionError, jinja2.TemplateError) as error:
-        raise CheckpointError(f"{name}: {type(error).__name__}: {error}") from None
 
 
 def _join(parts) -> str:
