@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import tokenizers
 from tokenizers import models
 
@@ -85,12 +86,20 @@ class _Fields:
         values = self.metadata.get(f"tokenizer.ggml.{key}")
         if values is None:
             return None
+        if not isinstance(values, np.ndarray):
+            raise self.error(key, f"is a {type(values).__name__}; allowed: an array of numbers")
         if len(values) != count:
             raise self.error(key, f"has {len(values)} entries, but there are {count} tokens")
         return values.tolist()
 
+    def strings(self, key: str) -> list[str]:
+        values = self.get(key, list)
+        if not all(isinstance(value, str) for value in values):
+            raise self.error(key, "holds arrays; allowed: strings")
+        return values
+
     def tokens(self) -> tuple[list[str], list[int]]:
-        tokens = self.get("tokens", list)
+        tokens = self.strings("tokens")
         kinds = self.column("token_type", len(tokens)) or [sp.NORMAL] * len(tokens)
         if len(set(tokens)) != len(tokens):
             twice = Counter(tokens).most_common(1)[0][0]
@@ -102,7 +111,7 @@ class _Fields:
     def token(self, key: str) -> int | None:
         value = self.get(f"{key}_token_id", int, None)
         count = len(self.metadata["tokenizer.ggml.tokens"])
-        if value is not None and value >= count:
+        if value is not None and not 0 <= value < count:
             raise self.error(f"{key}_token_id", f"is {value}, but there are {count} tokens")
         return value
 
@@ -113,7 +122,7 @@ def _gpt2(fields: _Fields, tokens: list[str], kinds: list[int], control: set[int
         raise fields.error("pre", f"is {pre!r}; allowed: {', '.join(RULES)}")
     rule = RULES[pre]
     # A merge is "left right"; a piece never starts with a plain space, but may contain one.
-    cuts = [(m, m.find(" ", 1)) for m in fields.get("merges", list)]
+    cuts = [(m, m.find(" ", 1)) for m in fields.strings("merges")]
     try:
         model = models.BPE(
             {token: i for i, token in enumerate(tokens)},
