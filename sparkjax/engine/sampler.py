@@ -28,6 +28,7 @@ P_SLACK = 1 - 2.0**-20
 decide whether ten equal tokens hold ten tenths."""
 
 _LAST_KEY = 0x7F800000  # the key of a token without mass
+_KEY_BITS = 32
 
 
 @struct.dataclass
@@ -163,22 +164,34 @@ def prompt_logprobs(
 # Log-probabilities.
 
 
-def row_sum(x: jax.Array) -> jax.Array:
-    """Sums float32 [B, V] over V in an order that depends on V alone.
+def row_sum(term: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
+    """Sums term(*arrays) over V in an order that depends on V alone: [B, ...].
 
     The order of a library reduction may change with B. Here every addition is written out: 64
     slices at a time as a tree, which also keeps the rounding error to the depth of the tree. The
     barriers keep the compiler from fusing the levels into one enormous expression.
+
+    Args:
+      term: elementwise; maps slices [B, W] of the arrays to [B, W, ...]. It is applied slice by
+        slice, so that its result never exists as a whole. Zeros must give zero: they pad V.
+      arrays: [B, V] each.
     """
+    x = _level(term, *arrays)
     while x.shape[1] > 1:
-        fan = min(64, 1 << (x.shape[1] - 1).bit_length())
-        width = -(-x.shape[1] // fan)
-        x = jnp.pad(x, ((0, 0), (0, width * fan - x.shape[1])))
-        parts = [x[:, i * width : (i + 1) * width] for i in range(fan)]
-        while len(parts) > 1:
-            parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
-        x = lax.optimization_barrier(parts[0])
+        x = _level(lambda x: x, x)
     return x[:, 0]
+
+
+def _level(term: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
+    total = arrays[0].shape[1]
+    fan = min(64, 1 << (total - 1).bit_length())
+    width = -(-total // fan)
+    pad = (0, width * fan - total)
+    arrays = tuple(jnp.pad(x, [(0, 0), pad] + [(0, 0)] * (x.ndim - 2)) for x in arrays)
+    parts = [term(*(x[:, i * width : (i + 1) * width] for x in arrays)) for i in range(fan)]
+    while len(parts) > 1:
+        parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return lax.optimization_barrier(parts[0])
 
 
 def _finite(logits: jax.Array) -> jax.Array:
@@ -191,13 +204,13 @@ def _log_norm(logits: jax.Array) -> jax.Array:
     """log(sum(exp(logits))) of float32 [B, V]: [B]; NaN where any logit is."""
     top = jnp.max(logits, axis=-1)
     top = jnp.where(jnp.isfinite(top), top, 0)
-    return top + jnp.log(row_sum(jnp.exp(logits - top[:, None])))
+    return top + jnp.log(row_sum(lambda x: x, jnp.exp(logits - top[:, None])))
 
 
 def _top(logits: jax.Array, norm: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The TOP most likely tokens of float32 [B, V] and their log-probabilities: [B, TOP] both."""
     count = min(TOP, logits.shape[1])
-    values, ids = lax.top_k(logits, count)
+    values, ids = lax.top_k(jnp.where(logits == 0, 0, logits), count)  # -0 is no less likely than 0
     pad = ((0, 0), (0, TOP - count))
     ids = jnp.pad(ids.astype(jnp.int32), pad, constant_values=-1)
     return ids, jnp.pad(values - norm[:, None], pad, constant_values=-jnp.inf)
@@ -321,69 +334,83 @@ def _kept(scaled: jax.Array, k: jax.Array, rows: SamplingRows) -> jax.Array:
 
     Tokens in order of falling probability have rising integer keys (the bits of |scaled|). What a
     filter keeps is a run from the front of that order: all keys below an edge, and `ties` of
-    those on it, by id. The edge is found by bisection over the 31 bits of a key: no sort, and
-    exact.
+    those on it, by id. Edges are searched digit by digit: no sort, and exact.
     """
-    keys = lax.bitcast_convert_type(jnp.abs(scaled), jnp.int32)
-    mass = jnp.exp(scaled)
     size, vocab = scaled.shape
+    keys = lax.bitcast_convert_type(jnp.abs(scaled), jnp.uint32)
+    mass = jnp.exp(scaled)
+    one = jnp.ones_like(keys, jnp.int32)
 
-    def count(chosen: jax.Array) -> jax.Array:
-        return jnp.sum(chosen, axis=-1, dtype=jnp.int32)
-
-    def held(edge: jax.Array, closed: bool) -> jax.Array:
-        inside = keys <= edge[:, None] if closed else keys < edge[:, None]
-        return row_sum(jnp.where(inside, mass, 0))
+    def below(edge: jax.Array, weights: jax.Array) -> jax.Array:
+        return row_sum(lambda k, w: jnp.where(k < edge[:, None], w, 0), keys, weights)
 
     def by_count() -> tuple[jax.Array, jax.Array]:
-        edge = _bisect(lambda t: count(keys <= t[:, None]) >= k, size, _LAST_KEY)
-        return edge, k - count(keys < edge[:, None])
+        edge = _search(lambda t: _upto(keys, one, t) >= k[:, None], size, _KEY_BITS)
+        return edge, k - below(edge, one)
 
-    everything = jnp.full((size,), _LAST_KEY, jnp.int32), jnp.full((size,), vocab, jnp.int32)
-    edge, ties = lax.cond(jnp.any(k < vocab), by_count, lambda: everything)
-    edge = jnp.where(k < vocab, edge, everything[0])
-    ties = jnp.where(k < vocab, ties, everything[1])
-
-    def at(edge: jax.Array) -> jax.Array:
-        """The mass of one token on the edge."""
-        return jnp.max(jnp.where(keys == edge[:, None], mass, 0), axis=-1)
+    everything = jnp.full((size,), _LAST_KEY, jnp.uint32), jnp.full((size,), vocab, jnp.int32)
+    edge, ties = _where(k < vocab, by_count, everything)
 
     def by_mass() -> tuple[jax.Array, jax.Array]:
-        left = held(edge, closed=False) + ties.astype(jnp.float32) * at(edge)
+        def at(edge: jax.Array) -> jax.Array:
+            """The mass of one token on the edge."""
+            return jnp.max(jnp.where(keys == edge[:, None], mass, 0), axis=-1)
+
+        left = below(edge, mass) + ties.astype(jnp.float32) * at(edge)
         target = left * rows.top_p * jnp.float32(P_SLACK)
-        new = _bisect(lambda t: held(t, closed=True) >= target, size, _LAST_KEY)
+        new = _search(lambda t: _upto(keys, mass, t) >= target[:, None], size, _KEY_BITS)
         new = jnp.minimum(new, edge)
-        one = at(new)
-        lacking = (target - held(new, closed=False)) / jnp.where(one > 0, one, 1)
-        most = jnp.where(new == edge, ties, vocab)
+        each = at(new)
+        lacking = (target - below(new, mass)) / jnp.where(each > 0, each, 1)
         need = jnp.clip(jnp.ceil(lacking), 1, vocab).astype(jnp.int32)
-        return new, jnp.minimum(need, most)
+        return new, jnp.minimum(need, jnp.where(new == edge, ties, vocab))
 
-    nucleus = rows.top_p < 1
-    new = lax.cond(jnp.any(nucleus), by_mass, lambda: (edge, ties))
-    edge = jnp.where(nucleus, new[0], edge)
-    ties = jnp.where(nucleus, new[1], ties)
-
+    edge, ties = _where(rows.top_p < 1, by_mass, (edge, ties))
     on = keys == edge[:, None]
-    ids = jnp.arange(vocab, dtype=jnp.int32)
 
     def by_id() -> jax.Array:
-        last = _bisect(lambda i: count(on & (ids <= i[:, None])) >= ties, size, vocab - 1)
+        ids = jnp.arange(vocab, dtype=jnp.uint32)
+        order = jnp.where(on, ids, jnp.uint32(vocab))
+        bits = -(-vocab.bit_length() // 4) * 4
+        last = _search(lambda t: _upto(order, one, t) >= ties[:, None], size, bits)
         return on & (ids <= last[:, None])
 
-    some = lax.cond(jnp.any(count(on) > ties), by_id, lambda: on)
+    crowded = jnp.any(jnp.sum(on, axis=-1, dtype=jnp.int32) > ties)
+    some = lax.cond(crowded, by_id, lambda: on)
     return ((keys < edge[:, None]) | some) & (mass >= rows.min_p[:, None])
 
 
-def _bisect(enough: Callable[[jax.Array], jax.Array], size: int, last: int) -> jax.Array:
-    """For each of `size` rows the least number in 0 .. last for which `enough` holds (it holds
-    from some number on, and at `last` by assumption): int32 [size]."""
+def _upto(keys: jax.Array, weights: jax.Array, edges: jax.Array) -> jax.Array:
+    """What lies at keys (uint32 [B, V]) up to each of 16 edges: the sums of weights, [B, 16]."""
 
-    def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        low, high = bounds
-        middle = low + (high - low) // 2
-        yes = enough(middle)
-        return jnp.where(yes, low, middle + 1), jnp.where(yes, middle, high)
+    def term(k: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.where(k[:, :, None] <= edges[:, None, :], w[:, :, None], 0)
 
-    bounds = jnp.zeros((size,), jnp.int32), jnp.full((size,), last, jnp.int32)
-    return lax.fori_loop(0, last.bit_length(), halve, bounds)[1]
+    return row_sum(term, keys, weights)
+
+
+def _search(enough: Callable[[jax.Array], jax.Array], size: int, bits: int) -> jax.Array:
+    """For each of `size` rows the least number for which `enough` holds: uint32 [size].
+
+    Sixteen candidates a pass, four bits of the number from the top: reading the keys is what a
+    pass costs, so it is as cheap as one candidate. `enough` maps uint32 [size, 16] to bool; it
+    holds from some number on, and at the largest by assumption.
+    """
+    digits = jnp.arange(16, dtype=jnp.uint32)
+
+    def narrow(step: jax.Array, low: jax.Array) -> jax.Array:
+        shift = jnp.uint32(bits - 4) - 4 * step.astype(jnp.uint32)
+        rest = (jnp.uint32(1) << shift) - 1  # the largest number that starts with these digits
+        lacks = ~enough((low[:, None] | (digits << shift)) | rest)
+        digit = jnp.minimum(jnp.sum(lacks, axis=-1, dtype=jnp.uint32), 15)
+        return low | (digit << shift)
+
+    return lax.fori_loop(0, bits // 4, narrow, jnp.zeros((size,), jnp.uint32))
+
+
+def _where(
+    wanted: jax.Array, compute: Callable[[], tuple[jax.Array, ...]], other: tuple[jax.Array, ...]
+) -> tuple[jax.Array, ...]:
+    """`compute()` in the rows that want it, `other` elsewhere; not computed if no row does."""
+    new = lax.cond(jnp.any(wanted), compute, lambda: other)
+    return tuple(jnp.where(wanted, a, b) for a, b in zip(new, other, strict=True))

@@ -24,13 +24,17 @@ def history(size, vocab):
     return np.zeros((size, vocab), np.int32), np.zeros((size, vocab), bool)
 
 
-def draws(logits, sampling, count, mask=None):
-    """Tokens of `count` positions, all from logits float32 [V]."""
+def draws(logits, sampling, count, mask=None, start=0):
+    """Tokens of `count` positions, all from logits float32 [V], in one size of program."""
     vocab = len(logits)
+    size = 4000 if count > 1000 else 1000
+    if count != size:
+        parts = [draws(logits, sampling, size, mask, start + i) for i in range(0, count, size)]
+        return np.concatenate(parts)[:count]
     rows = oracle.rows_of(
         [sampling] * count,
         vocab,
-        positions=range(count),
+        positions=range(start, start + count),
         mask=None if mask is None else np.tile(mask, (count, 1)),
     )
     return np.asarray(run(np.tile(logits, (count, 1)), rows, *history(count, vocab)).token)
@@ -169,7 +173,7 @@ def test_unlikely_tokens_are_as_unlikely_as_they_should_be():
     logits = np.full(1001, np.log(1e-6), np.float32)
     logits[0] = 0
     count = sum((draws(logits, Sampling(1.0, seed=n), 4000) != 0).sum() for n in range(25))
-    assert 60 < count < 145  # 100 +- 4 sigma
+    assert 60 < count < 140  # 100 +- 4 sigma
 
 
 def test_positions_seeds_and_tokens_are_independent():
@@ -232,14 +236,14 @@ def same(a, b):
         np.testing.assert_array_equal(np.asarray(x).view(np.int32), np.asarray(y).view(np.int32))
 
 
-@pytest.mark.parametrize("vocab", [77, 1024, 32_003])
+@pytest.mark.parametrize("vocab", [77, 32_003])
 def test_company_changes_no_bit(vocab):
     inputs = mixed(vocab)
     whole = run(*inputs)
     rng = np.random.default_rng(0)
-    for size in (16, 8, 3, 2, 1):
-        for start in range(0, 16, size) if size > 1 else range(16):
-            order = rng.permutation(16)[:size] if size > 1 else np.array([start])
+    for size in (16, 3, 1):
+        for _ in range(16 // size):
+            order = rng.permutation(16)[:size]
             same(run(*take(inputs, order)), [x[order] for x in whole])
 
 
@@ -253,7 +257,7 @@ def test_slots_say_where_the_history_is():
 
 def test_row_sum_order_depends_on_the_width_alone():
     x = np.random.default_rng(0).normal(0, 1, (16, 50_257)).astype(np.float32)
-    total = jax.jit(sampler.row_sum)
+    total = jax.jit(functools.partial(sampler.row_sum, lambda x: x))
     whole = np.asarray(total(x))
     np.testing.assert_allclose(whole, x.astype(np.float64).sum(1), atol=2e-4)
     for size in (1, 2, 5):
