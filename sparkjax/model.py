@@ -170,7 +170,7 @@ class Model:
         """
         tokens = np.asarray(tokens, np.int32)
         tile = tile or len(tokens)
-        pages = -(-len(tokens) // PAGE)
+        pages = pages_for(len(tokens))
         cache = self.new_caches(caches.Sizes(pages, PAGE, slots=1))
         parts = []
         for start in range(0, len(tokens), tile):
@@ -210,7 +210,7 @@ class Model:
         tokens = np.asarray(tokens, np.int32)
         if len(tokens) < 2:
             raise ValueError(f"scoring needs at least 2 tokens, got {len(tokens)}")
-        pages = -(-len(tokens) // PAGE)
+        pages = pages_for(len(tokens))
         cache = self.new_caches(caches.Sizes(pages, PAGE, slots=1))
         found = []
         for start in range(0, len(tokens), tile):
@@ -305,7 +305,7 @@ class Model:
         """The `count` most likely next tokens, one at a time (stop ids do not stop it)."""
         tokens = np.asarray(tokens, np.int32)
         tile = tile or len(tokens)
-        pages = -(-(len(tokens) + count) // PAGE)
+        pages = pages_for(len(tokens) + count)
         cache = self.new_caches(caches.Sizes(pages, PAGE, slots=1))
         out = None
         for start in range(0, len(tokens), tile):
@@ -321,6 +321,12 @@ class Model:
         return np.array(found, np.int32)
 
 
+def pages_for(tokens: int) -> int:
+    """Pages of a library cache for so many tokens: a power of two, so that few programs serve all
+    lengths."""
+    return 1 << max(-(-tokens // PAGE) - 1, 0).bit_length()
+
+
 def one_row(tokens: np.ndarray, start: int, pages: int, pad: int) -> Batch:
     """A batch of one row in slot 0 over pages 0 .. pages - 1, padded to `pad` tokens."""
     padded = np.zeros((1, pad), np.int32)
@@ -334,11 +340,13 @@ def one_row(tokens: np.ndarray, start: int, pages: int, pad: int) -> Batch:
     )
 
 
-def here(dtype: str | None = None, ranks: int = 1) -> Context:
+def here(
+    dtype: str | None = None, ranks: int = 1, kernels: tuple[tuple[str, str], ...] = ()
+) -> Context:
     """A context for this process's devices: the fastest kernels that run on them."""
     platform = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
     if dtype is None:
         dtype = "float32" if platform == "cpu" else "bfloat16"
     if dtype not in ("float32", "bfloat16"):
         raise ValueError(f"dtype is {dtype!r}; allowed: float32, bfloat16")
-    return Context(dtype=dtype, ranks=ranks, platform=platform)
+    return Context(dtype=dtype, ranks=ranks, platform=platform, kernels=kernels)

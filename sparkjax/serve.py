@@ -1,0 +1,162 @@
+"""python -m sparkjax.serve: one host of a served model.
+
+The order of a start: check the configuration, take the port, load the weights, compile every
+program, serve. Exit codes: 0 after an orderly end, 1 when it could not start, 2 when the engine
+failed while it served.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .config import Config, locate
+
+log = logging.getLogger("sparkjax")
+
+STARTUP_ERROR, ENGINE_FAILURE = 1, 2
+
+
+class StartupError(RuntimeError):
+    """The server cannot start; the message says what to change."""
+
+
+def run(config: Config) -> int:
+    """Serves until a signal ends it. Returns the exit code."""
+    started = time.monotonic()
+    set_up_logging(config)
+    try:
+        with take_port(config.http.host, config.http.port) as sock:
+            served, service = start(config)
+            seconds = time.monotonic() - started
+            log.info("%s is ready after %.1f s", served.id, seconds)
+            from .api.server import serve_forever
+
+            return serve_forever(served, service, config, sock)
+    except StartupError as error:
+        log.error("%s", error)
+        return STARTUP_ERROR
+
+
+def start(config: Config) -> tuple[Any, Any]:
+    """The loaded model as the API sees it, and its running engine service."""
+    from . import compiles
+    from .api.served import served_model
+    from .engine.engine import Engine
+    from .engine.limits import make_limits
+    from .engine.service import EngineService
+    from .model import Model, here
+    from .models.config import UnsupportedConfig
+    from .weights.errors import CheckpointError
+
+    if config.model.path is None:
+        raise StartupError("model.path is not set: a checkpoint directory or a .gguf file")
+    compiles.use_cache(config.engine.compilation_cache)
+    settings = config.engine
+    try:
+        path = locate(config.model.path)
+        dtype = None if config.model.dtype == "auto" else config.model.dtype
+        context = here(dtype, config.mesh.tensor_parallel, tuple(config.kernels.items()))
+        with progress(f"loading {path.name}") as advance:
+            model = Model.load(path, context=context, progress=advance)
+        limits = make_limits(
+            model,
+            slots=settings.slots,
+            context=settings.context,
+            kv_tokens=settings.kv_tokens,
+            page_size=settings.page_size,
+            tiles=settings.tiles,
+            rows=settings.rows,
+            queue=settings.queue,
+            busy_tiles=settings.busy_tiles,
+            idle_tiles=settings.idle_tiles,
+            admission=settings.admission,
+            window=settings.window,
+        )
+        served = served_model(model, limits, config)
+    except (CheckpointError, UnsupportedConfig, ValueError, OSError) as error:
+        raise StartupError(str(error)) from error
+    engine = Engine(model, limits)
+    with progress("compiling") as advance:
+        engine.runner.warm(lambda name, done, total: advance(done, total, name))
+    log.info(
+        "cache pool: %d tokens in pages of %d; %d slots of up to %d tokens",
+        limits.pages * limits.page_size,
+        limits.page_size,
+        limits.slots,
+        limits.context,
+    )
+    compiles.count()
+    service = EngineService(engine)
+    service.start()
+    return served, service
+
+
+def take_port(host: str, port: int) -> socket.socket:
+    """A bound socket, so that a taken port is found before minutes of loading.
+
+    Raises:
+      StartupError: the address cannot be bound.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise StartupError(
+            f"http.host {host} http.port {port} cannot be used: {error.strerror}; "
+            "choose another with --set http.port=N"
+        ) from error
+    return sock
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[Callable[..., None]]:
+    """A progress bar on a terminal, a log line at the end elsewhere.
+
+    Yields a function of (done, in all, detail).
+    """
+    started = time.monotonic()
+    if not sys.stderr.isatty():
+        yield lambda done, total, detail="": None
+        log.info("%s: %.1f s", what, time.monotonic() - started)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} {task.fields[detail]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(what, total=None, detail="")
+        yield lambda done, total, detail="": bar.update(
+            task, completed=done, total=total, detail=detail
+        )
+
+
+def set_up_logging(config: Config) -> None:
+    """One line an event on standard error, as text or JSON."""
+    from .api.logs import configure
+
+    configure(config.log)
+
+
+def main() -> None:
+    """`python -m sparkjax.serve` is `sparkjax serve`."""
+    from .cli import serve_main
+
+    serve_main()
+
+
+if __name__ == "__main__":
+    main()
