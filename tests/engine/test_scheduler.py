@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from scheduler_world import World, alone, prompt_logprobs, token_at
 
 from sparkjax.engine.admission import SKIP_AHEAD
+from sparkjax.engine.journal import Decoder, encode
 from sparkjax.engine.plan import Output, TokenLogprob
 from sparkjax.engine.records import Limits, Sampling, Submit, Tick
 from sparkjax.engine.scheduler import DigestMismatch, Scheduler, fnv1a
@@ -88,7 +89,7 @@ def test_any_schedule_gives_what_each_request_gets_alone(schedule):
             assert cut and len(got) < max(len(tokens), 1)
 
     again = World(world_limits, depth)
-    for tick in world.ticks:
+    for tick in Decoder().feed(b"".join(map(encode, world.ticks))):
         again.replay(tick)
     assert again.plans == world.plans
     assert again.scheduler.digest == world.scheduler.digest
