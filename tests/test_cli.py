@@ -18,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 import sparkjax
+import sparkjax.serve
 from sparkjax import __version__
 from sparkjax.cli.app import app
 from sparkjax.cli.chat import Chat
@@ -168,25 +169,31 @@ def test_config_docs_and_json(cli):
 
 def test_errors_are_words_without_a_traceback(cli):
     result = cli("config", "-s", "engine.slot=3")
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert "did you mean engine.slots?" in result.stderr
     assert "Traceback" not in result.output
-    assert cli("config", "-c", "/nowhere.yaml").exit_code == 2
+    assert cli("config", "-c", "/nowhere.yaml").exit_code == 1
     assert cli("serve", "--nonsense").exit_code == 2
 
 
-def test_serve_passes_one_configuration(cli, monkeypatch, tmp_path):
+def test_serve_passes_one_configuration_and_the_exit_code(cli, monkeypatch, tmp_path):
     seen = []
-    server = types.ModuleType("sparkjax.serve")
-    server.run = seen.append  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "sparkjax.serve", server)
-    monkeypatch.setattr("sparkjax.serve", server, raising=False)
+    monkeypatch.setattr("sparkjax.serve.run", lambda config: seen.append(config) or 2)
     arguments = ["--model", tmp_path, "--port", 0, "-s", "engine.slots=2"]
-    assert cli("serve", *arguments).exit_code == 0
+    assert cli("serve", *arguments).exit_code == 2
     (config,) = seen
     assert (config.model.path, config.http.port, config.engine.slots) == (str(tmp_path), 0, 2)
     result = cli("serve")
-    assert result.exit_code == 2 and "model.path" in result.stderr
+    assert result.exit_code == 1 and "model.path" in result.stderr
+
+
+def test_the_module_serves_like_the_command(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr("sparkjax.serve.run", lambda config: seen.append(config) or 0)
+    monkeypatch.setattr(sys, "argv", ["serve", "--model", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        sparkjax.serve.main()
+    assert ended.value.code == 0 and seen[0].model.path == str(tmp_path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,9 +234,10 @@ def test_verify_of_nothing_is_told_in_words(cli, tmp_path):
 class _Model:
     """Knows three tokens, and remembers how it was loaded."""
 
-    tokenizer = types.SimpleNamespace(
-        encode=lambda text: [ord(c) for c in text], token_text=lambda token: chr(token)
-    )
+    tokenizer = types.SimpleNamespace(token_text=chr)
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(c) for c in text]
 
     def generate(self, prompt: str, **options: Any) -> Any:
         return types.SimpleNamespace(text=f"{prompt}! {sorted(options.items())}")
@@ -241,19 +249,21 @@ class _Model:
 def test_generate_and_score_use_the_library(cli, monkeypatch, tmp_path):
     loads = []
 
-    def load(path: Path, dtype: str | None) -> _Model:
+    def load(path: str, dtype: str | None) -> _Model:
         loads.append((path, dtype))
         return _Model()
 
-    monkeypatch.setattr(sparkjax, "load", load, raising=False)
+    monkeypatch.setattr(sparkjax, "load", load)
+    # The cache of the suite's own programs stays the suite's.
+    monkeypatch.setenv("SPARKJAX_ENGINE__COMPILATION_CACHE", "null")
     result = cli("generate", "-", "-m", tmp_path, "--max-tokens", 3, "--seed", 4, input="hi")
     assert result.output.startswith("hi! [('max_tokens', 3), ('seed', 4)")
     scored = cli("score", "abc", "-m", tmp_path, "--dtype", "bfloat16", "--json")
     read = json.loads(scored.output)
     assert read["logprobs"] == [None, -0.5, -0.5] and read["sum"] == -1.0
     assert "mean -0.5000" in cli("score", "abc", "-m", tmp_path).output
-    assert loads[:2] == [(tmp_path, None), (tmp_path, "bfloat16")]
-    assert cli("score", "abc").exit_code == 2
+    assert loads[:2] == [(str(tmp_path), None), (str(tmp_path), "bfloat16")]
+    assert cli("score", "abc").exit_code == 1
 
 
 # --- the client of a running server

@@ -74,9 +74,9 @@ def serve(
         loaded = _load(config, overrides, model, {"http.host": host, "http.port": port})
         if loaded.model.path is None:
             show.fail("no model: give --model or set model.path (see `sparkjax config`)")
-        from sparkjax import serve as server
+        from sparkjax.serve import run
 
-        server.run(loaded)
+        raise typer.Exit(run(loaded))
 
 
 @app.command()
@@ -130,7 +130,7 @@ def score(
     """Log-probability of every token of a text, each given those before it."""
     with show.plain_errors():
         loaded = _library_model(config, model, dtype)
-        tokens = loaded.tokenizer.encode(_text(text))
+        tokens = loaded.encode(_text(text))
         texts = [loaded.tokenizer.token_text(token) for token in tokens]
         show.scored(tokens, texts, loaded.score(tokens), as_json)
 
@@ -229,10 +229,11 @@ def _library_model(path: Path | None, model: str | None, dtype: str) -> Any:
     if loaded.model.path is None:
         show.fail("no model: give --model or --config")
     import sparkjax
-    from sparkjax.config import locate
+    from sparkjax import compiles
 
+    compiles.use_cache(loaded.engine.compilation_cache)
     chosen = dtype if dtype != "auto" else loaded.model.dtype
-    return sparkjax.load(locate(loaded.model.path), dtype=None if chosen == "auto" else chosen)
+    return sparkjax.load(loaded.model.path, dtype=None if chosen == "auto" else chosen)
 
 
 def _text(argument: str) -> str:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 
-def fail(message: str, code: int = 2) -> NoReturn:
+def fail(message: str, code: int = 1) -> NoReturn:
     """Ends the command with a message and no traceback."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(Text(message, style="red"))
     raise typer.Exit(code)
@@ -42,7 +42,7 @@ def plain_errors() -> Iterator[None]:
         # The package defines an exception class where there is something to tell the user.
         ours = type(error).__module__.partition(".")[0] == "sparkjax"
         if ours or isinstance(error, FileNotFoundError):
-            fail(str(error), code=1)
+            fail(str(error))
         raise
 
 
