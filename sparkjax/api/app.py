@@ -1,0 +1,306 @@
+"""The routes."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+import sparkjax
+
+from . import admin, body, chat, completions, prompts, tokens
+from .engine import EngineService
+from .errors import ApiError, show
+from .front import Front
+from .gate import Gate, error_response, read_body, record_of
+from .job import Work
+from .keys import Keys, RateLimit
+from .reply import Reply
+from .schema import openapi
+from .served import ServedModel
+from .wire import ChatWire, CompletionWire, Wire
+
+log = logging.getLogger(__name__)
+
+SMALL_BODY = 64 << 10
+"""Bytes that are parsed at once; larger bodies are parsed beside the event loop."""
+MOST_TOKENIZE = 1_000_000
+"""Tokens of /tokenize and /detokenize: more than any context, to count what is too long."""
+
+
+def create_app(
+    served: ServedModel,
+    engine: EngineService,
+    http: Any,
+    log_config: Any = None,
+    *,
+    stall_seconds: float = 120.0,
+    profiler: admin.Profiler | None = None,
+) -> FastAPI:
+    """The whole API over one engine.
+
+    Args:
+      http: `sparkjax.settings.Http`.
+      log_config: `sparkjax.settings.Log`.
+      stall_seconds: without progress of the engine under load before /health says so.
+
+    Raises:
+      ValueError, OSError: the key file is empty or cannot be read.
+    """
+    keys = Keys.read(http.api_keys) if http.api_keys is not None else None
+    if keys is None and not loopback(http.host):
+        log.warning(
+            "ANYONE WHO CAN REACH %s:%s CAN USE THIS SERVER: it listens beyond this machine without "
+            "API keys. Set http.api_keys to a file of keys, or http.host to 127.0.0.1.",
+            http.host, http.port,
+        )  # fmt: skip
+    front = Front(served, engine, stall_seconds)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        front.close()
+
+    app = FastAPI(title="sparkjax", version=sparkjax.__version__, lifespan=lifespan, redoc_url=None)
+    app.state.front = front
+    app.openapi = lambda: openapi(served)  # type: ignore[method-assign]
+    routes = _Routes(
+        front, http, bool(log_config and log_config.prompts), profiler or admin.Profiler()
+    )
+    for method, path, handler in routes.all():
+        app.add_route(path, handler, methods=[method])
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _crash)
+    app.add_middleware(
+        Gate,
+        metrics=front.metrics,
+        keys=keys,
+        limit=RateLimit(http.requests_per_minute) if http.requests_per_minute else None,
+        most=http.max_connections,
+        origins=tuple(http.cors_origins),
+    )
+    if http.cors_origins:  # outside of the gate: a browser's preflight carries no key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(http.cors_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    return app
+
+
+def loopback(host: str) -> bool:
+    """Whether only this machine can connect to an address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclasses.dataclass
+class _Routes:
+    front: Front
+    http: Any
+    log_prompts: bool
+    profiler: admin.Profiler
+
+    def all(self) -> list[tuple[str, str, Callable]]:
+        return [
+            ("POST", "/v1/chat/completions", self.chat),
+            ("POST", "/v1/completions", self.completions),
+            ("GET", "/v1/models", self.models),
+            ("GET", "/v1/models/{model:path}", self.model),
+            ("POST", "/tokenize", self.tokenize),
+            ("POST", "/detokenize", self.detokenize),
+            ("GET", "/health", self.health),
+            ("GET", "/ready", self.ready),
+            ("GET", "/metrics", self.metrics),
+            ("POST", "/admin/profile", self.profile),
+        ]
+
+    # --- Generation -----------------------------------------------------------------------------
+
+    async def chat(self, request: Request) -> Response:
+        arrived = time.monotonic()
+        values = await self._json(request)
+        self.front.check()
+        served = self.front.served
+        asked = chat.parse(values, served, secrets.randbits(64))
+        self._note(request, asked.messages)
+
+        async def prepare() -> tuple[Work, Wire]:
+            prompt = await self.front.off_loop(
+                prompts.from_messages, served, asked.messages, self.front.longest
+            )
+            wire = ChatWire(served.tokenizer, asked.options.sampling.logprobs is not None)
+            return Work((prompt,), asked.options, "messages", continues=False), wire
+
+        return self._reply(prepare, "chatcmpl-", arrived)
+
+    async def completions(self, request: Request) -> Response:
+        arrived = time.monotonic()
+        values = await self._json(request)
+        self.front.check()
+        served = self.front.served
+        asked = completions.parse(values, served, secrets.randbits(64))
+        self._note(request, asked.prompts)
+        options = asked.options
+
+        def read() -> tuple[Work, Wire]:
+            found = tuple(
+                prompts.from_raw(served, prompt, self.front.longest) for prompt in asked.prompts
+            )
+            logprobs = options.sampling.logprobs
+            work = Work(found, options, "prompt", True, logprobs if asked.echo else None)
+            echoes = found if asked.echo else ()
+            return work, CompletionWire(served.tokenizer, logprobs is not None, echoes, options.n)
+
+        async def prepare() -> tuple[Work, Wire]:
+            return await self.front.off_loop(read)
+
+        return self._reply(prepare, "cmpl-", arrived)
+
+    def _reply(self, prepare: Any, prefix: str, arrived: float) -> Reply:
+        return Reply(
+            self.front,
+            prepare,
+            id_prefix=prefix,
+            arrived=arrived,
+            silence=self.http.keep_alive_seconds,
+        )
+
+    async def _json(self, request: Request) -> dict[str, Any]:
+        raw = await read_body(request, self.http.max_body_bytes)
+        if len(raw) <= SMALL_BODY:
+            return body.parse(raw)
+        return await self.front.off_loop(body.parse, raw)
+
+    def _note(self, request: Request, prompt: Any) -> None:
+        if self.log_prompts:
+            record_of(request.scope).fields["prompt"] = msgspec.json.encode(prompt).decode()
+
+    # --- Text -----------------------------------------------------------------------------------
+
+    async def tokenize(self, request: Request) -> Response:
+        values = await self._json(request)
+        limit = max(MOST_TOKENIZE, self.front.longest)
+        return _json(await self.front.off_loop(tokens.tokenize, values, self.front.served, limit))
+
+    async def detokenize(self, request: Request) -> Response:
+        values = await self._json(request)
+        limit = max(MOST_TOKENIZE, self.front.longest)
+        return _json(await self.front.off_loop(tokens.detokenize, values, self.front.served, limit))
+
+    # --- The model ------------------------------------------------------------------------------
+
+    async def models(self, request: Request) -> Response:
+        data = [self._card(name) for name in self.front.served.names]
+        return _json({"object": "list", "data": data})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        if name not in self.front.served.names:
+            raise ApiError(
+                404, f"model {show(name)} is not served here", param="model", code="model_not_found"
+            )
+        return _json(self._card(name))
+
+    def _card(self, name: str) -> dict[str, Any]:
+        front, served, limits = self.front, self.front.served, self.front.engine.limits
+        pool = limits.pages * limits.page_size
+        return {
+            "id": name,
+            "object": "model",
+            "created": served.created,
+            "owned_by": "sparkjax",
+            "root": served.id,
+            "max_model_len": front.longest,
+            "context": {
+                "request_limit_tokens": front.longest,
+                "position_ceiling_tokens": served.context,
+                "kv_pool_tokens": pool,
+                "limited_by": "kv-pool" if pool < served.context else "position-ceiling",
+            },
+            "sampling": {"available": True, "defaults": dataclasses.asdict(served.defaults)},
+            "chat": {"available": served.template is not None},
+            "tools": {"available": False, "constrained": False},
+            "response_format": {"json_object": False, "json_schema": False},
+            "input_modalities": ["text"],
+        }
+
+    # --- Operation ------------------------------------------------------------------------------
+
+    async def health(self, request: Request) -> Response:
+        engine = self.front.engine
+        if engine.state == "failed":
+            return _json({"status": "failed", "error": engine.failure}, 503)
+        stalled = self.front.stalled()
+        if stalled is not None:
+            return _json(
+                {"status": "stalled", "error": f"no progress for {stalled:.0f} s with work to do"},
+                503,
+            )
+        return _json({"status": "ok", "model": self.front.served.id})
+
+    async def ready(self, request: Request) -> Response:
+        state = self.front.engine.state
+        if state == "ready" and self.front.stalled() is not None:
+            state = "stalled"
+        if state == "ready":
+            return _json({"status": "ready"})
+        return _json({"status": state}, 503, {"Retry-After": "5"})
+
+    async def metrics(self, request: Request) -> Response:
+        text, kind = self.front.metrics.render()
+        return Response(text, headers={"content-type": kind})
+
+    async def profile(self, request: Request) -> Response:
+        admin.check_local(request)
+        seconds, directory = admin.parse(await self._json(request))
+        return _json(await self.profiler.record(seconds, directory))
+
+
+def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error, record_of(request.scope))
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    words = {
+        404: f"there is no route {show(request.url.path)}",
+        405: f"{request.method} is not allowed on {show(request.url.path)}",
+    }
+    refused = ApiError(
+        error.status_code,
+        words.get(error.status_code, error.detail),
+        headers=dict(error.headers or {}),
+    )
+    return error_response(refused, record_of(request.scope))
+
+
+async def _crash(request: Request, error: Exception) -> Response:
+    # The trace is logged by whoever gets the exception next; the client learns nothing of it.
+    crashed = ApiError(500, "internal error", code="internal_error")
+    return JSONResponse(crashed.body(), 500)
+
+
+__all__ = ["create_app", "loopback"]

@@ -1,0 +1,249 @@
+"""One HTTP request inside the engine: its choices, from submission to the last piece."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncIterator
+
+from sparkjax.engine.plan import Event
+from sparkjax.engine.records import Submit
+from sparkjax.engine.service import EngineStopped, QueueFull
+
+from . import errors
+from .answer import Answer, Piece
+from .errors import ApiError
+from .front import Front
+from .options import Options
+from .prompts import Prompt, refused
+from .wire import Usage
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What a request asks of the engine.
+
+    Attributes:
+      prompt_field: what the endpoint calls its prompt.
+      continues: the text goes on from the prompt's (a completion), not from nothing (a turn).
+      prompt_logprobs: see `Submit`.
+    """
+
+    prompts: tuple[Prompt, ...]
+    options: Options
+    prompt_field: str
+    continues: bool
+    prompt_logprobs: int | None = None
+
+
+@dataclasses.dataclass(eq=False)
+class _Choice:
+    index: int
+    prompt: Prompt
+    answer: Answer
+    id: int = -1
+    first: float | None = None
+    last: float = 0.0
+    closed: bool = False
+
+
+class Job:
+    """Lives on the event loop.
+
+    Args:
+      arrived: `time.monotonic()` of the request.
+    """
+
+    def __init__(self, front: Front, work: Work, arrived: float):
+        self._front, self._engine, self._work = front, front.engine, work
+        self.arrived = arrived
+        self._choices: list[_Choice] = []
+        self._pieces: list[tuple[int, Piece]] = []
+        self._wake = asyncio.Event()
+        self._open = 0
+        self._error: ApiError | None = None
+
+    # --- Beginning ------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Submits all choices, or none.
+
+        Raises:
+          ApiError: they can never be served (400), or not now (503).
+        """
+        options, limits = self._work.options, self._engine.limits
+        total = len(self._work.prompts) * options.n
+        if total > limits.slots + limits.queue:
+            name = "n" if options.n > 1 else self._work.prompt_field
+            raise errors.invalid(
+                name, f"asks for {total} answers; allowed: {limits.slots + limits.queue} at a time"
+            )
+        submits = [self._submit_of(prompt) for prompt in self._work.prompts]
+        for submit in submits:
+            reason = self._engine.refusal(submit)
+            if reason is not None:
+                raise refused(reason, self._work.prompt_field)
+        self._front.bridge.bind()
+        try:
+            for prompt, submit in zip(self._work.prompts, submits, strict=True):
+                for i in range(options.n):
+                    self._start_choice(prompt, submit, i)
+        except QueueFull as full:
+            self.cancel()
+            raise errors.overloaded(f"overloaded: {full}", self._front.patience()) from None
+        except EngineStopped as stopped:
+            self.cancel()
+            raise self._front.stopped(str(stopped)) from None
+        self._front.jobs.add(self)
+        self._observe_start(submits)
+
+    def _submit_of(self, prompt: Prompt) -> Submit:
+        options = self._work.options
+        most = options.max_tokens
+        if most is None:
+            most = max(self._front.longest - len(prompt.tokens), 1)
+            if self._front.served.default_max_tokens is not None:
+                most = min(most, self._front.served.default_max_tokens)
+        return Submit(
+            0, prompt.tokens, most, options.sampling, options.stop_ids, self._work.prompt_logprobs
+        )
+
+    def _start_choice(self, prompt: Prompt, submit: Submit, number: int) -> None:
+        options = self._work.options
+        before = prompt.tokens if self._work.continues else ()
+        tokenizer = self._front.served.tokenizer
+        choice = _Choice(
+            len(self._choices), prompt, Answer(tokenizer, options.stops, options.stop_ids, before)
+        )
+        choice.id = self._engine.submit(
+            submit.tokens,
+            options.sampling_of(number),
+            submit.max_tokens,
+            submit.stop_ids,
+            submit.prompt_logprobs,
+            self._front.bridge.to(lambda event: self._receive(choice, event)),
+        )
+        self._choices.append(choice)
+        self._open += 1
+
+    # --- Running --------------------------------------------------------------------------------
+
+    def _receive(self, choice: _Choice, event: Event) -> None:
+        """An event of a choice, on the loop. The engine learns of a stop string here, whether or
+        not the client is ready to read."""
+        if choice.closed:
+            return
+        now, answer = time.monotonic(), choice.answer
+        before = answer.tokens
+        piece = answer.push(event)
+        self._observe(choice, event, answer.tokens - before, now)
+        if answer.finish is not None:
+            if event.finish is None:
+                self._engine.stop(choice.id)
+            self._close(choice, answer.finish)
+        if answer.error is not None and self._error is None:
+            self._error = self._front.stopped(answer.error)
+            self.cancel()
+        if piece is not None:
+            self._pieces.append((choice.index, piece))
+        self._wake.set()
+
+    def _close(self, choice: _Choice, reason: str) -> None:
+        choice.closed = True
+        self._open -= 1
+        self._front.metrics.ended(reason)
+        if choice.first is not None:
+            metrics = self._front.metrics
+            metrics.observe("e2e_request_latency_seconds", choice.last - self.arrived)
+            metrics.observe("request_decode_time_seconds", choice.last - choice.first)
+            metrics.observe("request_generation_tokens", choice.answer.tokens)
+            self._front.lasted(choice.last - self.arrived)
+        if not self._open:
+            self._front.jobs.discard(self)
+
+    def cancel(self) -> None:
+        """The client is gone: nothing more is computed for it. Finished choices stay as they are."""
+        for choice in self._choices:
+            if not choice.closed:
+                self._engine.cancel(choice.id)
+                self._close(choice, "abort")
+        self._front.jobs.discard(self)
+
+    async def pieces(self, silence: float) -> AsyncIterator[list[tuple[int, Piece]]]:
+        """(choice, piece) lists as they come, to the end of all choices; an empty list after
+        every `silence` seconds without one.
+
+        Raises:
+          ApiError: the engine failed; what was committed before was yielded.
+        """
+        while True:
+            batch, self._pieces = self._pieces, []
+            if batch:
+                yield batch
+            elif self._error is not None:
+                raise self._error
+            elif not self._open:
+                return
+            else:
+                self._wake.clear()
+                try:
+                    async with asyncio.timeout(silence):
+                        await self._wake.wait()
+                except TimeoutError:
+                    yield []
+
+    # --- Numbers --------------------------------------------------------------------------------
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts so far."""
+        n = self._work.options.n
+        return Usage(
+            prompt=sum(len(prompt.tokens) for prompt in self._work.prompts),
+            completion=sum(choice.answer.tokens for choice in self._choices),
+            cached=sum(choice.answer.cached for choice in self._choices[::n]),
+        )
+
+    @property
+    def first_token_seconds(self) -> float | None:
+        """From the request's arrival to the first token of any choice."""
+        times = [choice.first for choice in self._choices if choice.first is not None]
+        return min(times) - self.arrived if times else None
+
+    @property
+    def finish(self) -> str:
+        """Why the choices ended, for the log."""
+        reasons = (choice.answer.finish or "abort" for choice in self._choices)
+        return ",".join(dict.fromkeys(reasons))
+
+    def _observe_start(self, submits: list[Submit]) -> None:
+        metrics, options = self._front.metrics, self._work.options
+        metrics.observe("request_params_n", options.n)
+        if options.max_tokens is not None:
+            metrics.observe("request_params_max_tokens", options.max_tokens)
+        for submit in submits:
+            metrics.observe("request_max_num_generation_tokens", submit.max_tokens)
+
+    def _observe(self, choice: _Choice, event: Event, new: int, now: float) -> None:
+        metrics = self._front.metrics
+        if not new and event.finish not in ("stop", "length"):
+            return
+        if choice.first is None:
+            choice.first = choice.last = now
+            size = len(choice.prompt.tokens)
+            metrics.observe("time_to_first_token_seconds", now - self.arrived)
+            metrics.observe("request_prompt_tokens", size)
+            metrics.count("prompt_tokens", size)
+            metrics.count("prefix_cache_queries", size)
+            metrics.count("prefix_cache_hits", choice.answer.cached)
+            self._front.step_tokens += size - choice.answer.cached
+        elif new:
+            gap = (now - choice.last) / new
+            for _ in range(new):
+                metrics.observe("inter_token_latency_seconds", gap)
+                metrics.observe("time_per_output_token_seconds", gap)
+            choice.last = now
+        if new:
+            metrics.count("generation_tokens", new)
+            self._front.step_tokens += new

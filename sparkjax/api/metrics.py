@@ -1,0 +1,179 @@
+"""Prometheus metrics: our names, and vLLM's for the dashboards that look for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.process_collector import ProcessCollector
+
+import sparkjax
+
+from .engine import EngineService
+
+PREFIXES = ("sparkjax:", "vllm:")
+LABELS = ("model_name", "engine")
+
+_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
+            10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)  # fmt: skip
+_GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0,
+         2.5, 5.0, 10.0, 20.0, 40.0, 80.0)  # fmt: skip
+_LONG = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0,
+         240.0, 480.0, 960.0, 1920.0, 7680.0)  # fmt: skip
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000,
+           200_000, 500_000, 1_000_000)  # fmt: skip
+_STEP = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_COUNTS = (1, 2, 5, 10, 20, 50, 128)
+
+COUNTERS = {
+    "prompt_tokens": "Prompt tokens of requests that reached their first token",
+    "generation_tokens": "Generated tokens",
+    "prefix_cache_queries": "Prompt tokens looked up in the prefix cache",
+    "prefix_cache_hits": "Prompt tokens found in the prefix cache",
+    "num_preemptions": "Sequences that were put back into the queue",
+    "spec_decode_num_drafts": "Speculative drafts",
+    "spec_decode_num_draft_tokens": "Speculative draft tokens",
+    "spec_decode_num_accepted_tokens": "Accepted speculative draft tokens",
+}
+HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "time_to_first_token_seconds": ("From a request's arrival to its first token", _SECONDS),
+    "inter_token_latency_seconds": ("Between the tokens of a request", _GAPS),
+    "time_per_output_token_seconds": ("The same under its older name", _GAPS),
+    "e2e_request_latency_seconds": ("From a request's arrival to its end", _LONG),
+    "request_decode_time_seconds": ("From a request's first token to its last", _LONG),
+    "request_prompt_tokens": ("Prompt tokens of a request", _TOKENS),
+    "request_generation_tokens": ("Generated tokens of a request", _TOKENS),
+    "request_max_num_generation_tokens": ("Tokens that a request may generate", _TOKENS),
+    "request_params_max_tokens": ("max_tokens of a request that gave it", _TOKENS),
+    "request_params_n": ("n of a request", _COUNTS),
+    "iteration_tokens_total": ("Tokens of a step, prompts at their first token", _STEP),
+}
+# What the engine alone could measure. It does not yet, and a wrong number is worse than none: the
+# names exist, without samples.
+UNFED: dict[str, tuple[str, tuple[float, ...]]] = {
+    "request_queue_time_seconds": ("From a request's arrival to its admission", _LONG),
+    "request_prefill_time_seconds": ("From a request's admission to its first token", _LONG),
+    "request_inference_time_seconds": ("From a request's admission to its end", _LONG),
+}
+GAUGES = {
+    "num_requests_running": ("Sequences that hold a slot", lambda g: g.running),
+    "num_requests_waiting": ("Requests in the queue", lambda g: g.waiting),
+    "kv_cache_usage_perc": ("Share of cache pages in use, 0 to 1", lambda g: _share(g)),
+    "gpu_cache_usage_perc": ("The same under its older name", lambda g: _share(g)),
+}
+OWN_GAUGES = {
+    "num_requests_prefilling": ("Sequences whose prompt is not read yet", lambda g: g.prefilling),
+    "kv_pages_total": ("Pages of the cache pool", lambda g: g.pages_total),
+    "kv_pages_used": ("Pages of the cache pool in use", lambda g: g.pages),
+}
+
+
+class Metrics:
+    """All metrics of one served model, in a registry of their own."""
+
+    def __init__(self, model: str, engine: EngineService):
+        self.registry = CollectorRegistry()
+        self._labels = {"model_name": model, "engine": "0"}
+        self._counters = {n: self._twins(Counter, n, doc) for n, doc in COUNTERS.items()}
+        self._histograms = {
+            n: self._twins(Histogram, n, doc, buckets=buckets)
+            for n, (doc, buckets) in (HISTOGRAMS | UNFED).items()
+        }
+        self._success = [
+            Counter(f"{p}request_success", "Requests that ended, by reason",
+                    (*LABELS, "finished_reason"), registry=self.registry)
+            for p in PREFIXES
+        ]  # fmt: skip
+        self._refused = Counter(
+            "sparkjax:requests_refused", "Requests answered with an error, by its code",
+            (*LABELS, "code"), registry=self.registry,
+        )  # fmt: skip
+        for reason in ("stop", "length", "abort", "error"):  # a rate needs a zero to begin with
+            for each in self._success:
+                each.labels(**self._labels, finished_reason=reason)
+        self.registry.register(_Live(engine, self._labels))
+        ProcessCollector(registry=self.registry)
+
+    def _twins(self, kind: Any, name: str, doc: str, **options: Any) -> list[Any]:
+        return [
+            kind(f"{p}{name}", doc, LABELS, registry=self.registry, **options).labels(
+                **self._labels
+            )
+            for p in PREFIXES
+        ]
+
+    def count(self, name: str, amount: float = 1) -> None:
+        """Adds to a counter."""
+        for each in self._counters[name]:
+            each.inc(amount)
+
+    def observe(self, name: str, value: float) -> None:
+        """Adds a value to a histogram."""
+        for each in self._histograms[name]:
+            each.observe(value)
+
+    def ended(self, reason: str) -> None:
+        """One choice ended: stop, length, abort (its client left) or error."""
+        for each in self._success:
+            each.labels(**self._labels, finished_reason=reason).inc()
+
+    def refused(self, code: str) -> None:
+        """One request was answered with an error."""
+        self._refused.labels(**self._labels, code=code).inc()
+
+    def render(self) -> tuple[bytes, str]:
+        """(text, content type) for a scrape."""
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+
+class _Live:
+    """What is read from the engine at each scrape."""
+
+    def __init__(self, engine: EngineService, labels: dict[str, str]):
+        self._engine, self._labels = engine, labels
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client's Collector."""
+        engine, now = self._engine, self._engine.gauges()
+        for name, (doc, read) in GAUGES.items():
+            for prefix in PREFIXES:
+                yield self._gauge(prefix + name, doc, read(now))
+        for name, (doc, read) in OWN_GAUGES.items():
+            yield self._gauge(f"sparkjax:{name}", doc, read(now))
+        yield self._gauge(
+            "sparkjax:engine_ready", "1 while it takes requests", engine.state == "ready"
+        )
+        yield self._gauge("sparkjax:engine_failed", "1 once it is dead", engine.state == "failed")
+        yield self._gauge("sparkjax:engine_stalled_seconds", "Time since its last progress under load",
+                          engine.heartbeat())  # fmt: skip
+        yield from self._infos()
+
+    def _gauge(self, name: str, doc: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, doc, labels=LABELS)
+        family.add_metric([self._labels[label] for label in LABELS], float(value))
+        return family
+
+    def _infos(self) -> Iterable[Metric]:
+        limits = self._engine.limits
+        build = InfoMetricFamily("sparkjax:build", "Version", labels=())
+        build.add_metric([], {"version": sparkjax.__version__})
+        yield build
+        sizes = {"block_size": limits.page_size, "num_gpu_blocks": limits.pages}
+        for prefix in PREFIXES:
+            names = [*LABELS, *sizes]
+            family = GaugeMetricFamily(
+                f"{prefix}cache_config_info", "Sizes of the caches", labels=names
+            )
+            family.add_metric([*self._labels.values(), *map(str, sizes.values())], 1.0)
+            yield family
+
+    def describe(self) -> list[Metric]:
+        """Nothing: it may be registered before the engine runs."""
+        return []
+
+
+def _share(gauges: Any) -> float:
+    return gauges.pages / gauges.pages_total if gauges.pages_total else 0.0

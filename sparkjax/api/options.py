@@ -1,0 +1,198 @@
+"""What chat and completion requests have in common: from JSON fields to the engine's records."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from sparkjax.engine.records import Sampling
+
+from .errors import ApiError, invalid, show, unsupported
+from .fields import Fields, token_ids
+from .served import ServedModel
+
+MOST_CHOICES = 128
+MOST_BIASES = 1024
+MOST_STOP_IDS = 32
+LONGEST_STOP = 1024
+"""Characters of a stop string."""
+LARGEST = 2**31 - 1
+
+COMMON = frozenset(
+    ["model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+     "repetition_penalty", "seed", "n", "stop", "stop_token_ids", "ignore_eos", "logit_bias",
+     "logprobs", "max_tokens", "stream", "stream_options", "user", "safety_identifier", "metadata"]
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How to answer.
+
+    Attributes:
+      sampling: of choice 0; choice i has `seed + i`.
+      max_tokens: None takes what the context leaves.
+      n: choices for each prompt.
+      stops: stop strings; `stop_ids` are tokens that end the answer.
+      include_usage: a stream ends with a chunk of usage.
+    """
+
+    sampling: Sampling
+    max_tokens: int | None
+    n: int
+    stops: tuple[str, ...]
+    stop_ids: tuple[int, ...]
+    stream: bool
+    include_usage: bool
+
+    def sampling_of(self, choice: int) -> Sampling:
+        """The sampling of one choice."""
+        if choice == 0:
+            return self.sampling
+        seed = (self.sampling.seed + choice) % 2**64
+        return Sampling(
+            **{f: getattr(self.sampling, f) for f in Sampling.__struct_fields__} | {"seed": seed}
+        )
+
+
+def check_model(fields: Fields, served: ServedModel) -> None:
+    """Raises ApiError unless the request is for the served model."""
+    name = fields.string("model")
+    if name is None:
+        raise fields.wrong("model", show(served.id))
+    if name not in served.names:
+        raise ApiError(
+            404,
+            f"model {show(name)} is not served here; allowed: {', '.join(map(show, served.names))}",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def read(
+    fields: Fields,
+    served: ServedModel,
+    fresh_seed: int,
+    max_tokens: int | None,
+    logprobs: int | None,
+) -> Options:
+    """The options of a request whose `max_tokens` and `logprobs` are read already.
+
+    Args:
+      fresh_seed: used where the request names none.
+    """
+    stream = fields.boolean("stream", False)
+    _check_labels(fields)
+    return Options(
+        sampling=_sampling(fields, served, fresh_seed, logprobs),
+        max_tokens=max_tokens,
+        n=fields.integer("n", 1, MOST_CHOICES, 1) or 1,
+        stops=_stops(fields),
+        stop_ids=_stop_ids(fields, served),
+        stream=stream,
+        include_usage=_include_usage(fields, stream),
+    )
+
+
+def _sampling(
+    fields: Fields, served: ServedModel, fresh_seed: int, logprobs: int | None
+) -> Sampling:
+    defaults = served.defaults
+    top_p = fields.number("top_p", 0, 1, defaults.top_p)
+    top_k = fields.integer("top_k", -1, LARGEST, defaults.top_k) or 0
+    if top_p == 0:  # no mass at all: the most likely token stays
+        top_p, top_k = 1.0, 1
+    seed = fields.integer("seed", -(2**63), 2**63 - 1)
+    return Sampling(
+        temperature=fields.number("temperature", 0, 2, defaults.temperature),
+        top_k=0 if top_k < 0 or top_k >= served.vocab_size else top_k,
+        top_p=top_p,
+        min_p=fields.number("min_p", 0, 1, defaults.min_p),
+        presence_penalty=fields.number("presence_penalty", -2, 2, 0),
+        frequency_penalty=fields.number("frequency_penalty", -2, 2, 0),
+        repetition_penalty=fields.number(
+            "repetition_penalty", 0, 100, defaults.repetition_penalty, above=True
+        ),
+        seed=fresh_seed if seed is None else seed % 2**64,
+        logit_bias=_logit_bias(fields, served),
+        logprobs=logprobs,
+    )
+
+
+def _logit_bias(fields: Fields, served: ServedModel) -> tuple[tuple[int, float], ...]:
+    given = fields.object("logit_bias")
+    if given is None:
+        return ()
+    if len(given.values) > MOST_BIASES:
+        raise fields.wrong("logit_bias", f"an object of at most {MOST_BIASES}")
+    found: dict[int, float] = {}
+    for key in given.values:
+        token = int(key) if key.isascii() and key.isdecimal() and len(key) <= 10 else -1
+        if not 0 <= token < served.vocab_size:
+            allowed = f"token ids from 0 to {served.vocab_size - 1} in decimal digits"
+            raise invalid("logit_bias", f"has the key {show(key)}; allowed: {allowed}")
+        if token in found:
+            raise invalid("logit_bias", f"names token {token} twice")
+        if given.values[key] is None:
+            raise given.wrong(key, "a number from -100 to 100")
+        found[token] = given.number(key, -100, 100, 0)
+    return tuple(sorted(found.items()))
+
+
+def _stops(fields: Fields) -> tuple[str, ...]:
+    value = fields.values.get("stop")
+    if value is None or value == []:
+        return ()
+    allowed = f"a string or 1 to 4 strings, each of 1 to {LONGEST_STOP} characters"
+    stops = value if isinstance(value, list) else [value]
+    if len(stops) > 4:
+        raise fields.wrong("stop", allowed)
+    for i, stop in enumerate(stops):
+        if not isinstance(stop, str) or not 0 < len(stop) <= LONGEST_STOP:
+            name = f"stop[{i}]" if isinstance(value, list) else "stop"
+            raise invalid(name, f"is {show(stop)}; allowed: {allowed}")
+    return tuple(stops)
+
+
+def _stop_ids(fields: Fields, served: ServedModel) -> tuple[int, ...]:
+    own = () if fields.boolean("ignore_eos", False) else served.stop_ids
+    asked = token_ids(
+        fields.array("stop_token_ids", MOST_STOP_IDS) or [], "stop_token_ids", served.vocab_size
+    )
+    ids = tuple(sorted({*own, *asked}))
+    if len(ids) > MOST_STOP_IDS:
+        room = MOST_STOP_IDS - len(own)
+        raise fields.wrong("stop_token_ids", f"at most {room} beside the model's own")
+    return ids
+
+
+def _include_usage(fields: Fields, stream: bool) -> bool:
+    given = fields.object("stream_options")
+    if given is None:
+        return False
+    if not stream:
+        raise invalid("stream_options", "is only allowed when stream is true")
+    for name, value in given.values.items():
+        if name == "include_usage" or value is None:
+            continue
+        if name not in ("include_obfuscation", "continuous_usage_stats") or value is not False:
+            raise unsupported(
+                given.name(name) if len(name) < 64 else "stream_options",
+                f"is {show(value)}, which is not supported; allowed in stream_options: include_usage",
+            )
+    return given.boolean("include_usage", False)
+
+
+def _check_labels(fields: Fields) -> None:
+    """Fields that only carry a client's own labels."""
+    fields.string("user")
+    fields.string("safety_identifier", longest=64)
+    metadata: dict[str, Any] = getattr(fields.object("metadata"), "values", {})
+    if len(metadata) > 16:
+        raise fields.wrong("metadata", "an object of at most 16")
+    for key, value in metadata.items():
+        if len(key) > 64 or not isinstance(value, str) or len(value) > 512:
+            raise invalid(
+                "metadata",
+                f"has {show(key)}: {show(value)}; allowed: keys of at most 64 and strings of at most 512 characters",
+            )

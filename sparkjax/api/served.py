@@ -1,0 +1,70 @@
+"""The model that is served, as the API sees it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from sparkjax.text.template import ChatTemplate
+from sparkjax.text.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingDefaults:
+    """What a request that does not say otherwise samples with."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+def sampling_defaults(generation_config: Mapping[str, Any]) -> SamplingDefaults:
+    """The defaults in a checkpoint's generation_config.json; OpenAI's where it is silent.
+
+    An explicit `"do_sample": false` means greedy, whatever the other values are.
+    """
+    known = {f.name: f.type for f in dataclasses.fields(SamplingDefaults)}
+    given = {
+        name: (int if name == "top_k" else float)(value)
+        for name, value in generation_config.items()
+        if name in known and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    if generation_config.get("do_sample") is False:
+        given["temperature"] = 0.0
+    given["top_k"] = max(int(given.get("top_k", 0)), 0)  # -1 also means all
+    return SamplingDefaults(**given)  # type: ignore[arg-type]
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedModel:
+    """One model.
+
+    Attributes:
+      id: the name that clients ask for; `aliases` are further ones.
+      template: of conversations; None refuses chat requests.
+      context: the most tokens of prompt and answer together.
+      vocab_size: token ids run from 0 to one less.
+      stop_ids: tokens that end an answer.
+      defaults: of sampling.
+      default_max_tokens: of a chat answer that names no limit; None is the rest of the context.
+      created: Unix time, for the list of models.
+    """
+
+    id: str
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    context: int
+    vocab_size: int
+    stop_ids: tuple[int, ...] = ()
+    aliases: tuple[str, ...] = ()
+    defaults: SamplingDefaults = SamplingDefaults()
+    default_max_tokens: int | None = None
+    created: int = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All ids, the first one first."""
+        return (self.id, *self.aliases)
