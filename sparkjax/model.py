@@ -17,6 +17,7 @@ from .mesh import spmd
 from .mesh.context import Context
 from .models import cache as caches
 from .models import params as declarations
+from .models import tables
 from .models.batch import Batch
 from .models.registry import family_of
 from .weights import load
@@ -53,6 +54,8 @@ class Model:
     context: Context
     mesh: Mesh | None = None
     checkpoint: Checkpoint | None = None
+    tables: tables.Tables = dataclasses.field(default_factory=dict)
+    """What the family looks up on the host (see `models.tables`)."""
 
     @classmethod
     def load(
@@ -79,16 +82,19 @@ class Model:
         family = family_of(checkpoint.config)
         config = family.read_config(checkpoint.config)
         mesh = spmd.make_mesh(context.ranks) if context.ranks > 1 else None
+        hosted = tables.declared(family, config)
         params = load.load_params(
             family.declare(config, context.ranks),
             checkpoint,
             ranks=context.ranks,
             mesh=mesh,
             expand=load.expand_where_needed(context.platform),
-            ignored=getattr(family, "IGNORED", ()),
+            ignored=(*getattr(family, "IGNORED", ()), *tables.tensors(hosted, checkpoint)),
             progress=progress,
         )
-        return cls(family, config, params, context, mesh, checkpoint)
+        model = cls(family, config, params, context, mesh, checkpoint)
+        model.tables = tables.open_tables(hosted, checkpoint, lambda: model.tokenizer)
+        return model
 
     @classmethod
     def random(cls, config_values: dict[str, Any], context: Context, seed: int = 0) -> Model:
@@ -97,7 +103,19 @@ class Model:
         config = family.read_config(config_values)
         tree = family.declare(config, context.ranks)
         params = declarations.initialise(tree, jax.random.key(seed), context.dtype)
-        return cls(family, config, params, context)
+        hosted = tables.random_tables(tables.declared(family, config), seed)
+        return cls(family, config, params, context, tables=hosted)
+
+    def prelude(
+        self, rows: Sequence[tuple[np.ndarray, int, int]], width: int
+    ) -> dict[str, np.ndarray] | None:
+        """What the host looks up for a batch; arguments as in `models.tables.gather`."""
+        return tables.gather(self.family, self.config, self.tables, rows, width)
+
+    def _row(self, tokens: np.ndarray, start: int, count: int, pages: int, pad: int) -> Batch:
+        """Tokens start .. start + count - 1 of one sequence as a batch in slot 0."""
+        batch = one_row(tokens[start : start + count], start, pages, pad)
+        return batch.replace(prelude=self.prelude([(tokens, start, count)], pad))
 
     # --- Programs -----------------------------------------------------------------------------
 
@@ -175,7 +193,7 @@ class Model:
         parts = []
         for start in range(0, len(tokens), tile):
             piece = tokens[start : start + tile]
-            batch = one_row(piece, start, pages, pad=tile)
+            batch = self._row(tokens, start, len(piece), pages, pad=tile)
             out, cache = self._tile(self.params, cache, batch, self.context, tuple(capture))
             logits, final, residual, captured = jax.tree.map(np.asarray, out)
             n = len(piece)
@@ -218,7 +236,7 @@ class Model:
             targets = np.zeros(tile, np.int32)
             following = tokens[start + 1 : start + tile + 1]
             targets[: len(following)] = following
-            batch = one_row(piece, start, pages, pad=tile)
+            batch = self._row(tokens, start, len(piece), pages, pad=tile)
             scores, cache = self._scored(self.params, cache, batch, targets)
             found.append(np.asarray(scores)[: len(following)])
         return np.concatenate(found)
@@ -310,12 +328,13 @@ class Model:
         out = None
         for start in range(0, len(tokens), tile):
             piece = tokens[start : start + tile]
-            batch = one_row(piece, start, pages, pad=tile)
+            batch = self._row(tokens, start, len(piece), pages, pad=tile)
             out, cache = self._tile(self.params, cache, batch, self.context, ())
             last = len(piece) - 1
         found = [int(np.argmax(np.asarray(out[0])[0, last]))]
         while len(found) < count:
-            batch = one_row(np.array(found[-1:]), len(tokens) + len(found) - 1, pages, pad=1)
+            so_far = np.concatenate([tokens, np.array(found, np.int32)])
+            batch = self._row(so_far, len(so_far) - 1, 1, pages, pad=1)
             out, cache = self._tile(self.params, cache, batch, self.context, ())
             found.append(int(np.argmax(np.asarray(out[0])[0, 0])))
         return np.array(found, np.int32)

@@ -6,9 +6,11 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import numpy as np
 
 from ..mesh.context import Context
 from . import cache as caches
+from . import tables
 from .batch import Batch
 from .params import Tree
 
@@ -88,3 +90,22 @@ class Family(Protocol):
         rows: jax.Array | None = None,
     ) -> jax.Array:
         """float32 [..., vocab] from the raw residual."""
+
+
+class HostTables(Protocol):
+    """What a family with tables on the host provides besides (see `tables`)."""
+
+    @staticmethod
+    def declare_tables(config: Any) -> Mapping[str, tables.Table | tables.Derived]:
+        """The tables by name: mapped from the checkpoint, never device arrays."""
+
+    @staticmethod
+    def prelude_shapes(config: Any) -> dict[str, tuple[int, ...]]:
+        """What `prelude` returns for each token, by name: shapes of float32 arrays."""
+
+    @staticmethod
+    def prelude(
+        config: Any, opened: tables.Tables, tokens: np.ndarray, start: int, count: int
+    ) -> dict[str, np.ndarray]:
+        """float32 [count, *shape] by name: the rows of positions start .. start + count - 1 of one
+        sequence, given all its token ids so far (int [at least start + count])."""
