@@ -78,8 +78,8 @@ def _message(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise invalid(where, f"is {show(value)}; allowed: an object with role and content")
     fields = Fields(value, f"{where}.")
-    role = fields.choice("role", ROLES)
-    if role is None:
+    role = fields.choice("role", ROLES) or ""
+    if not role:
         raise fields.wrong("role", "one of " + ", ".join(ROLES))
     for name, neutral in (("tool_calls", []), ("function_call", None), ("audio", None)):
         if value.get(name) not in (None, neutral):

@@ -37,15 +37,15 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def configure(level: str = "info", form: str = "text") -> None:
-    """Sends all log lines to standard error in one form."""
+def configure(config: Any) -> None:
+    """Sends all log lines to standard error, in the level and form of `sparkjax.settings.Log`."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    handler.setFormatter(JsonFormatter() if config.format == "json" else TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level.upper())
+    root.setLevel(config.level.upper())
     # These speak of every connection and request; this server has its own line for that.
-    for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "httpx", "asyncio"):
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "httpx", "asyncio", "jax"):
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True

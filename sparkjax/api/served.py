@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from sparkjax.engine.records import Limits
+from sparkjax.text.hf_tokenizer import read_json, special_tokens
 from sparkjax.text.template import ChatTemplate
 from sparkjax.text.tokenizer import Tokenizer
+from sparkjax.weights.checkpoint import GGUF
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,3 +73,49 @@ class ServedModel:
     def names(self) -> tuple[str, ...]:
         """All ids, the first one first."""
         return (self.id, *self.aliases)
+
+
+def served_model(model: Any, limits: Limits, config: Any) -> ServedModel:
+    """What is served of a loaded model.
+
+    Args:
+      model: a `sparkjax.model.Model`.
+      limits: of the engine.
+      config: `sparkjax.settings.Config`.
+
+    Raises:
+      CheckpointError: it has no tokenizer, or its chat template is none.
+      OSError: the file of `model.chat_template` cannot be read.
+    """
+    tokenizer: Tokenizer = model.tokenizer
+    checkpoint = model.checkpoint
+    generation = {}
+    if not isinstance(checkpoint, GGUF):
+        generation = read_json(checkpoint.path / "generation_config.json")
+    return ServedModel(
+        id=config.model.name,
+        aliases=tuple(config.model.aliases),
+        tokenizer=tokenizer,
+        template=_template(checkpoint, config.model.chat_template),
+        context=limits.context,
+        vocab_size=model.config.vocab,
+        stop_ids=tuple(sorted({*tokenizer.eos_ids, *model.config.eos})),
+        defaults=sampling_defaults(generation),
+        default_max_tokens=config.engine.default_max_tokens,
+        created=int(time.time()),
+    )
+
+
+def _template(checkpoint: Any, override: str | None) -> ChatTemplate | None:
+    """The checkpoint's own template, or the one of a file with the checkpoint's special tokens."""
+    source = Path(override).read_text(encoding="utf-8") if override is not None else None
+    if isinstance(checkpoint, GGUF):
+        metadata = dict(checkpoint.file.metadata)
+        if source is not None:
+            metadata.pop("tokenizer.chat_template.tool_use", None)
+            metadata["tokenizer.chat_template"] = source
+        return ChatTemplate.from_gguf(metadata, override or str(checkpoint.path))
+    if source is None:
+        return ChatTemplate.from_dir(checkpoint.path)
+    tokens = special_tokens(read_json(checkpoint.path / "tokenizer_config.json"))
+    return ChatTemplate(source, tokens, name=str(override))

@@ -9,74 +9,79 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
+from .app import create_app
 from .engine import EngineService
 from .front import Front
+from .served import ServedModel
 
 log = logging.getLogger(__name__)
 
-FAILED = 1
+FAILED = 2
 """Exit status after a failure of the engine."""
 BACKLOG = 2048
 GRACE = 3.0
 """Seconds in which clients are told how their requests ended."""
 
 
-def listen(http: Any) -> socket.socket:
-    """The listening socket of `http.host` and `http.port`; a server that cannot have its port
-    should find out before it loads a model.
+def serve_forever(
+    served: ServedModel, engine: EngineService, config: Any, sock: socket.socket
+) -> int:
+    """Serves until a signal or a failure of the engine.
+
+    Args:
+      config: `sparkjax.settings.Config`.
+      sock: bound, perhaps not listening yet.
+
+    Returns:
+      The exit status: 0, or FAILED.
 
     Raises:
-      OSError: the address cannot be had.
+      ValueError, OSError: the file of API keys is empty or cannot be read.
     """
-    family = socket.AF_INET6 if ":" in http.host else socket.AF_INET
-    return socket.create_server((http.host, http.port), family=family, backlog=BACKLOG)
+    stall = config.engine.watchdog_seconds
+    app = create_app(served, engine, config.http, config.log, stall_seconds=stall)
+    return run(app, engine, config.http, sock, watchdog_seconds=stall)
 
 
 def run(
     app: FastAPI,
     engine: EngineService,
     http: Any,
+    sock: socket.socket,
     *,
-    sock: socket.socket | None = None,
     watchdog_seconds: float = 120.0,
-    on_ready: Callable[[str], None] = lambda url: None,
 ) -> int:
-    """Serves until a signal or a failure. The first SIGTERM or SIGINT lets running requests finish
-    for up to `http.drain_seconds`; a second one ends the process at once.
+    """Serves an app. The first SIGTERM or SIGINT lets running requests finish for up to
+    `http.drain_seconds`; a second one ends the process at once.
 
     Args:
-      sock: from `listen`.
       watchdog_seconds: without progress under load before the engine is declared dead.
-      on_ready: called with the server's URL once it accepts connections.
-
-    Returns:
-      The exit status: 0, or FAILED.
     """
-    sock = sock or listen(http)
     host, port = sock.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        backlog=BACKLOG,
-        # A client that stays silent on an open connection; not the pause of a stream.
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=int(GRACE),
-        # Above the API's own limit, which answers in OpenAI's shape.
-        limit_concurrency=2 * http.max_connections + 64,
-        h11_max_incomplete_event_size=64 << 10,
+    server = _Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            # A client that stays silent between requests; the pauses of a stream are not meant.
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=int(GRACE),
+            # Above the API's own limit, which answers in OpenAI's shape.
+            limit_concurrency=2 * http.max_connections + 64,
+            h11_max_incomplete_event_size=64 << 10,
+        )
     )
     supervisor = _Supervisor(app.state.front, engine, http.drain_seconds, watchdog_seconds)
-    server = _Server(config)
-    return asyncio.run(supervisor.run(server, sock, lambda: on_ready(url)))
+    return asyncio.run(supervisor.run(server, sock, url))
 
 
 class _Server(uvicorn.Server):
@@ -95,14 +100,14 @@ class _Supervisor:
         self._drain_seconds, self._watchdog_seconds = drain_seconds, watchdog_seconds
         self._asked = asyncio.Event()
 
-    async def run(self, server: _Server, sock: socket.socket, on_ready: Callable[[], None]) -> int:
+    async def run(self, server: _Server, sock: socket.socket, url: str) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._signal, number)
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.01)
         if not serving.done():
-            on_ready()
+            log.info("listening on %s/v1, described at %s/docs", url, url)
         asked = asyncio.create_task(self._asked.wait())
         failing = asyncio.create_task(self._watch())
         await asyncio.wait((serving, asked, failing), return_when=asyncio.FIRST_COMPLETED)
