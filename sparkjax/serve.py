@@ -81,7 +81,7 @@ def start(config: Config) -> tuple[Any, Any]:
         served = served_model(model, limits, config)
     except (CheckpointError, UnsupportedConfig, ValueError, OSError) as error:
         raise StartupError(str(error)) from error
-    engine = Engine(model, limits)
+    engine = Engine(model, limits, record=crash_log(config, limits))
     with progress("compiling") as advance:
         engine.runner.warm(lambda name, done, total: advance(done, total, name))
     log.info(
@@ -95,6 +95,23 @@ def start(config: Config) -> tuple[Any, Any]:
     service = EngineService(engine)
     service.start()
     return served, service
+
+
+def crash_log(config: Config, limits: Any) -> Callable[[Any], None]:
+    """Where each tick's record is written before it is applied: `engine.journal`, or nowhere."""
+    if config.engine.journal is None:
+        return lambda tick: None
+    from . import __version__
+    from .config import digest
+    from .engine.journal import JournalWriter
+    from .engine.records import Settings
+
+    try:
+        writer = JournalWriter(config.engine.journal)
+        writer.write(Settings(__version__, limits, {"config": digest(config)}))
+    except OSError as error:
+        raise StartupError(f"engine.journal {config.engine.journal}: {error.strerror}") from error
+    return writer.write
 
 
 def take_port(host: str, port: int) -> socket.socket:

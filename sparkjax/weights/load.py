@@ -175,9 +175,11 @@ def expand_where_needed(platform: str) -> Callable[[Any], bool]:
     told: set[str] = set()
 
     def expand(leaf: Any) -> bool:
-        if platform != "cpu" or leaf.ndim < 2 or jnp.dtype(leaf.dtype) == np.float32 and not formats.is_quantized(leaf):
+        packed = formats.is_quantized(leaf)
+        if platform != "cpu" or leaf.ndim < 2 or (not packed and leaf.dtype == np.float32):
             return False
-        reason = native.supports(jax.ShapeDtypeStruct((1, leaf.shape[-1]), jnp.float32), leaf)
+        weight = leaf if packed else jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        reason = native.supports(jax.ShapeDtypeStruct((1, leaf.shape[-1]), jnp.float32), weight)
         if reason is not None and reason not in told:
             told.add(reason)
             log.warning("weights are stored as float32: %s", reason)

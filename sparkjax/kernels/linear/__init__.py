@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -25,6 +26,24 @@ def linear(
     """
     function = choose("linear", context, reference.linear, IMPLEMENTATIONS, x, w)
     return function(x, w, layer, rows=rows)
+
+
+def linear_group(
+    x: jax.Array,
+    weights: Sequence[Any],
+    layer: Any = None,
+    *,
+    context: Context,
+    rows: jax.Array | None = None,
+) -> list[jax.Array]:
+    """`linear` of one x with several weights (queries, keys and values; gate and up): one launch
+    where an implementation has it."""
+    chosen = {
+        choose("linear", context, reference.linear, IMPLEMENTATIONS, x, w) for w in weights
+    }
+    if chosen == {native.linear}:
+        return native.linear_group(x, weights, layer, rows)
+    return [linear(x, w, layer, context=context, rows=rows) for w in weights]
 
 
 def embed(ids: jax.Array, w: Any, *, context: Context) -> jax.Array:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ...kernels import attention as attention_kernel
-from ...kernels.linear import linear
+from ...kernels.linear import linear, linear_group
 from ...mesh.context import Context
 from ...mesh.units import HeadLayout
 from .. import cache as caches
@@ -97,13 +97,22 @@ def declare_kv(heads: Heads, layers: tuple[int, ...]) -> dict[str, caches.Declar
 
 
 def project(
-    x: jax.Array, p: dict[str, Any], name: str, at: Any, dim: int, batch: Batch, context: Context
-) -> jax.Array:
-    """x [B, Q, H] through projection `name`, as heads [B, Q, heads, dim]."""
-    y = linear(x, p[name], at, context=context, rows=batch.rows)
-    if f"{name}_bias" in p:
-        y = y + p[f"{name}_bias"][at].astype(y.dtype)
-    return y.reshape(*y.shape[:-1], -1, dim)
+    x: jax.Array,
+    p: dict[str, Any],
+    at: Any,
+    heads: Heads,
+    batch: Batch,
+    context: Context,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """x [B, Q, H] as queries, keys and values [B, Q, heads, dim]."""
+    weights = (p["q"], p["k"], p["v"])
+    outs = linear_group(x, weights, at, context=context, rows=batch.rows)
+    found = []
+    for name, y, dim in zip("qkv", outs, (heads.dim, heads.dim, heads.value_dim), strict=True):
+        if f"{name}_bias" in p:
+            y = y + p[f"{name}_bias"][at].astype(y.dtype)
+        found.append(y.reshape(*y.shape[:-1], -1, dim))
+    return found[0], found[1], found[2]
 
 
 def attention(
@@ -128,9 +137,7 @@ def attention(
       rope: (cos, sin) [B, Q, dim / 2] in float32, or None for no positions.
     """
     at, slot = layer.within(layers), layer.within(cached)
-    q = project(x, p, "q", at, heads.dim, batch, context)
-    k = project(x, p, "k", at, heads.dim, batch, context)
-    v = project(x, p, "v", at, heads.value_dim, batch, context)
+    q, k, v = project(x, p, at, heads, batch, context)
     if "q_norm" in p:
         q = rms_norm(q, p["q_norm"], at, eps=heads.eps, zero_centred=heads.zero_centred)
         k = rms_norm(k, p["k_norm"], at, eps=heads.eps, zero_centred=heads.zero_centred)

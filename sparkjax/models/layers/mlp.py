@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ...kernels.linear import linear
+from ...kernels.linear import linear, linear_group
 from ...mesh.context import Context
 from ...mesh.units import even
 from ..batch import Batch
@@ -63,15 +63,11 @@ def mlp(
       reduce: sum over ranks; without, the result is this rank's share (a shared expert beside
         routed ones is summed together with them).
     """
-
-    def through(name: str, value: jax.Array) -> jax.Array:
-        return linear(value, p[name], at, context=context, rows=batch.rows)
-
-    gate, up = through("gate", x), through("up", x)
+    gate, up = linear_group(x, (p["gate"], p["up"]), at, context=context, rows=batch.rows)
     if "gate_bias" in p:
         gate, up = gate + p["gate_bias"][at].astype(x.dtype), up + p["up_bias"][at].astype(x.dtype)
     if limit is not None:
         gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
-    y = through("down", ACTIVATIONS[activation](gate) * up)
+    y = linear(ACTIVATIONS[activation](gate) * up, p["down"], at, context=context, rows=batch.rows)
     y = context.all_reduce(y) if reduce else y
     return y if "down_bias" not in p else y + p["down_bias"][at].astype(x.dtype)
