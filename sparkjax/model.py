@@ -84,7 +84,7 @@ class Model:
         mesh = spmd.make_mesh(context.ranks) if context.ranks > 1 else None
         hosted = tables.declared(family, config)
         params = load.load_params(
-            family.declare(config, context.ranks),
+            _declared(family, config, context.ranks, checkpoint),
             checkpoint,
             ranks=context.ranks,
             mesh=mesh,
@@ -105,6 +105,13 @@ class Model:
         params = declarations.initialise(tree, jax.random.key(seed), context.dtype)
         hosted = tables.random_tables(tables.declared(family, config), seed)
         return cls(family, config, params, context, tables=hosted)
+
+    def declared(self, ranks: int) -> declarations.Tree:
+        """The declarations of all parameters that are loaded, over so many ranks."""
+        tree = self.family.declare(self.config, ranks)
+        if "draft" in self.params:
+            tree["draft"] = self.family.declare_draft(self.config, ranks)
+        return tree
 
     def prelude(
         self, rows: Sequence[tuple[np.ndarray, int, int]], width: int
@@ -135,7 +142,7 @@ class Model:
         if self.mesh is None:
             return function
         declared = self.family.declare_caches(self.config, context.ranks)
-        weights = declarations.specs(self.family.declare(self.config, context.ranks), context.ranks)
+        weights = declarations.specs(self.declared(context.ranks), context.ranks)
         cache = caches.specs(declared, context.ranks)
 
         def call(params: Any, kv: Any, *rest: Any) -> Any:
@@ -170,7 +177,7 @@ class Model:
 
         if self.mesh is None:
             return inside(params, residual)
-        specs = declarations.specs(self.family.declare(self.config, self.context.ranks), self.context.ranks)
+        specs = declarations.specs(self.declared(self.context.ranks), self.context.ranks)
         return spmd.spmd(inside, self.mesh, (specs, PartitionSpec()), PartitionSpec())(params, residual)
 
     # --- Research -----------------------------------------------------------------------------
@@ -338,6 +345,18 @@ class Model:
             out, cache = self._tile(self.params, cache, batch, self.context, ())
             found.append(int(np.argmax(np.asarray(out[0])[0, 0])))
         return np.array(found, np.int32)
+
+
+def _declared(
+    family: Any, config: Any, ranks: int, checkpoint: Checkpoint
+) -> declarations.Tree:
+    """A family's parameters and, as "draft", its own prediction layers where the file has them."""
+    tree = family.declare(config, ranks)
+    draft = getattr(family, "declare_draft", lambda config, ranks: {})(config, ranks)
+    names = (param.name.format(**fill) for _, param in declarations.leaves(draft) for _, fill in param.places())
+    if any(name in checkpoint.names for name in names):
+        tree["draft"] = draft
+    return tree
 
 
 def pages_for(tokens: int) -> int:

@@ -14,6 +14,7 @@ FAMILIES: dict[str, str] = {
     "qwen3": "qwen3",
     "gemma3_text": "gemma3",
     "gemma3": "gemma3",
+    "glm_moe_dsa": "glm_moe_dsa",
 }
 """model_type -> module of this package."""
 
