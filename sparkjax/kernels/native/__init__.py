@@ -11,7 +11,12 @@ import functools
 
 import jax
 
-TARGETS = ("sparkjax_linear", "sparkjax_embed")
+TARGETS = (
+    "sparkjax_linear",
+    "sparkjax_embed",
+    "sparkjax_paged_attention",
+    "sparkjax_paged_write",
+)
 
 
 @functools.cache

@@ -93,27 +93,33 @@ __attribute__((noinline)) void few_rows(const float* x, int64_t ldx, const uint8
       for (int i = 0; i < MR; ++i) acc[j][i] = zero();
     const uint8_t* at = w;
     for (int64_t b = 0; b < blocks; ++b) {
+      vf low[NR], high[NR];
 #pragma GCC unroll 8
       for (int j = 0; j < NR; ++j) {
-        vf low, high;
         if constexpr (KIND == kF32) {
           const float* row = reinterpret_cast<const float*>(w + j * bytes) + b * kBlock;
-          low = load(row);
-          high = load(row + 16);
+          low[j] = load(row);
+          high[j] = load(row + 16);
         } else if constexpr (KIND == kBF16) {
           const __m256i* row = reinterpret_cast<const __m256i*>(w + j * bytes) + 2 * b;
-          low = _mm512_castsi512_ps(
+          low[j] = _mm512_castsi512_ps(
               _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(row)), 16));
-          high = _mm512_castsi512_ps(
+          high[j] = _mm512_castsi512_ps(
               _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(row + 1)), 16));
         } else {
           _mm_prefetch(reinterpret_cast<const char*>(at + j * bytes + 4096), _MM_HINT_T0);
-          block_weights<KIND>(at + j * bytes, d + j * blocks + b, mn + j * blocks + b, low, high);
+          block_weights<KIND>(at + j * bytes, d + j * blocks + b, mn + j * blocks + b, low[j],
+                              high[j]);
         }
+      }
 #pragma GCC unroll 8
-        for (int i = 0; i < MR; ++i) {
-          acc[j][i] = fma(low, load(x + i * ldx + b * kBlock), acc[j][i]);
-          acc[j][i] = fma(high, load(x + i * ldx + b * kBlock + 16), acc[j][i]);
+      for (int i = 0; i < MR; ++i) {
+        const vf first = load(x + i * ldx + b * kBlock);
+        const vf second = load(x + i * ldx + b * kBlock + 16);
+#pragma GCC unroll 8
+        for (int j = 0; j < NR; ++j) {
+          acc[j][i] = fma(low[j], first, acc[j][i]);
+          acc[j][i] = fma(high[j], second, acc[j][i]);
         }
       }
       if (KIND >= kQ4_0) at += block_bytes(KIND);
@@ -135,8 +141,9 @@ __attribute__((noinline)) void few_rows(const float* x, int64_t ldx, const uint8
 template <int64_t KIND, int MR>
 void few_rows_any_n(const float* x, int64_t ldx, const uint8_t* w, int64_t k, int64_t n, float* y,
                     int64_t ldy) {
-  const int64_t whole = n / 4 * 4;
-  few_rows<KIND, MR, 4>(x, ldx, w, k, whole, y, ldy);
+  constexpr int NR = MR <= 6 ? 4 : 3;  // 24 sums in registers
+  const int64_t whole = n / NR * NR;
+  few_rows<KIND, MR, NR>(x, ldx, w, k, whole, y, ldy);
   few_rows<KIND, MR, 1>(x, ldx, w + whole * row_bytes(KIND, k), k, n - whole, y + whole, ldy);
 }
 
@@ -148,6 +155,10 @@ bool few_rows_of(const float* x, int64_t ldx, int64_t m, const uint8_t* w, int64
     case 2: few_rows_any_n<KIND, 2>(x, ldx, w, k, n, y, ldy); return true;
     case 3: few_rows_any_n<KIND, 3>(x, ldx, w, k, n, y, ldy); return true;
     case 4: few_rows_any_n<KIND, 4>(x, ldx, w, k, n, y, ldy); return true;
+    case 5: few_rows_any_n<KIND, 5>(x, ldx, w, k, n, y, ldy); return true;
+    case 6: few_rows_any_n<KIND, 6>(x, ldx, w, k, n, y, ldy); return true;
+    case 7: few_rows_any_n<KIND, 7>(x, ldx, w, k, n, y, ldy); return true;
+    case 8: few_rows_any_n<KIND, 8>(x, ldx, w, k, n, y, ldy); return true;
   }
   return false;
 }
@@ -171,6 +182,9 @@ inline bool few_rows_any(int64_t, const float*, int64_t, int64_t, const uint8_t*
 }
 #endif
 
+// Up to this many rows, weights are decoded once for every eight rows and never stored.
+constexpr int64_t kFewRows = 32;
+
 struct Weight {
   int64_t kind;
   const uint8_t* data;  // of the layer
@@ -185,7 +199,15 @@ inline void linear_part(const Weight& weight, const float* x, int64_t m, int64_t
   const uint8_t* w = weight.data + n0 * bytes;
   const int64_t n = n1 - n0;
   y += n0;
-  if (few_rows_any(weight.kind, x, k, m, w, k, n, y, ldy)) return;
+  if (m <= kFewRows) {
+    int64_t done = 0;
+    for (int64_t part = (m + 7) / 8; part > 0; --part) {
+      const int64_t rows = (m - done + part - 1) / part;
+      if (!few_rows_any(weight.kind, x + done * k, k, rows, w, k, n, y + done * ldy, ldy)) break;
+      done += rows;
+    }
+    if (done == m) return;
+  }
   const int64_t padded = round_up(k, V);
   int64_t ldx = k;
   if (padded != k) {
@@ -233,7 +255,7 @@ void linear_group(Pool& pool, int64_t threads, const float* x, int64_t rows, int
   const int64_t bands = (live + block - 1) / block;
   if (threads < 1 || total * k * live < (1 << 16)) threads = 1;
   int64_t chunk = round_up(total / (threads * 4) + 1, 8);
-  const int64_t most = live <= 4 ? 512 : 128;
+  const int64_t most = live <= 8 ? 512 : 128;
   chunk = chunk > most ? most : chunk < 16 ? 16 : chunk;
   int64_t pieces = 0;
   for (int64_t i = 0; i < count; ++i) pieces += (weights[i].n + chunk - 1) / chunk;
