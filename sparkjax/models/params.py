@@ -112,6 +112,24 @@ def leaves(tree: Tree) -> list[tuple[str, Param]]:
     return [(".".join(str(k.key) for k in path), param) for path, param in found]
 
 
+def also_spelled(tree: Tree, prefix: str, other: str) -> Tree:
+    """The tree with every name that starts with `prefix` accepted under `other` too (text-only
+    checkpoints of a multimodal family)."""
+
+    def one(option: str | Part) -> tuple[str | Part, ...]:
+        name = option if isinstance(option, str) else option.name
+        if not name.startswith(prefix):
+            return (option,)
+        name = other + name.removeprefix(prefix)
+        return (option, name if isinstance(option, str) else dataclasses.replace(option, name=name))
+
+    def both(param: Param) -> Param:
+        options = [o for option in (param.name, *param.also) for o in one(option)]
+        return dataclasses.replace(param, also=tuple(options[1:]))
+
+    return map_params(both, tree)
+
+
 def dtype_of(param: Param, dtype: str) -> jnp.dtype:
     return jnp.dtype("float32" if param.dtype == "float32" else dtype)
 

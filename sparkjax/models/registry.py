@@ -15,6 +15,10 @@ FAMILIES: dict[str, str] = {
     "gemma3_text": "gemma3",
     "gemma3": "gemma3",
     "glm_moe_dsa": "glm_moe_dsa",
+    "qwen3_5": "qwen3_5",
+    "qwen3_5_text": "qwen3_5",
+    "qwen3_5_moe": "qwen3_5_moe",
+    "qwen3_5_moe_text": "qwen3_5_moe",
 }
 """model_type -> module of this package."""
 

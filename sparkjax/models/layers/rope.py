@@ -86,6 +86,9 @@ def read_rope(reader: ConfigReader, dim: int, label: str | None = None) -> Rope:
     """The rotary settings of a config.json, new style (`rope_parameters`, nested by layer type
     when `label` is given) or old (`rope_theta`, `rope_scaling`)."""
     new = reader.section("rope_parameters")
+    # Read here and not where it is nested by label: as the published implementation does.
+    outer = new or reader.section("rope_scaling") or reader
+    truncate = outer.read("truncate", bool, True)
     if new is not None and label is not None and new.has(label):
         new = new.section(label)
     old = reader.section("rope_scaling")
@@ -127,7 +130,7 @@ def read_rope(reader: ConfigReader, dim: int, label: str | None = None) -> Rope:
         low=source.read("beta_slow", float, None) or 1.0,
         high=source.read("beta_fast", float, None) or 32.0,
         attention_factor=attention,
-        truncate=reader.read("truncate", bool, True),
+        truncate=truncate,
     )
 
 
