@@ -84,7 +84,9 @@ def chat(
     url: Url = URL,
     model: Annotated[str | None, typer.Option("--model", "-m", help="Served model id.")] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, max=2)] = None,
+    temperature: Annotated[
+        float, typer.Option(min=0, max=2, help="0 always takes the likeliest word.")
+    ] = 0.5,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.")] = None,
     seed: Annotated[int | None, typer.Option(help="Makes sampled answers repeatable.")] = None,
     api_key_file: KeyFile = None,
