@@ -353,7 +353,12 @@ def _declared(
     """A family's parameters and, as "draft", its own prediction layers where the file has them."""
     tree = family.declare(config, ranks)
     draft = getattr(family, "declare_draft", lambda config, ranks: {})(config, ranks)
-    names = (param.name.format(**fill) for _, param in declarations.leaves(draft) for _, fill in param.places())
+    names = (
+        (name.name if isinstance(name, declarations.Part) else name).format(**fill)
+        for _, param in declarations.leaves(draft)
+        for _, fill in param.places()
+        for name in (param.name, *param.also)
+    )
     if any(name in checkpoint.names for name in names):
         tree["draft"] = draft
     return tree

@@ -25,6 +25,10 @@ class ConfigReader:
     def has(self, key: str) -> bool:
         return self._values.get(key) is not None
 
+    def mentions(self, key: str) -> bool:
+        """Whether the key is there, be it null."""
+        return key in self._values
+
     def refuse(self, key: str, value: Any, allowed: str) -> UnsupportedConfig:
         return UnsupportedConfig(
             f"{self._where}: {self._prefix}{key} is {value!r}; this model supports {allowed}"

@@ -21,17 +21,15 @@ from .batch import Batch
 from .config import ConfigReader, text_section
 from .family import Output
 from .layers.head import declare_vocabulary, embed_tokens, vocabulary_logits
-from .layers.indexer import Index, declare_indexer, select_tokens
+from .layers.indexer import FULL, Index, declare_indexer, read_indexer_types, select_tokens
 from .layers.mla import Latent, declare_latents, declare_mla, mla, query_latent
 from .layers.mlp import declare_mlp, mlp
 from .layers.norm import rms_norm
 from .layers.rope import Rope, angles, read_rope, yarn_mscale
-from .layers.shared_moe import Experts, declare_moe, moe, read_experts
+from .layers.shared_moe import DENSE, SPARSE, Experts, declare_moe, moe, read_experts, read_mlp_types
 from .layers.stack import Layer, pick, run_layers, tap
 from .params import Dim, Param, Tree
 
-FULL, SHARED = "full", "shared"
-DENSE, SPARSE = "dense", "sparse"
 LATENT_EPS = 1e-6
 """The published model builds its two latent norms with this, whatever rms_norm_eps says."""
 
@@ -68,36 +66,6 @@ class Config:
     def of(self, kind: str) -> tuple[int, ...]:
         """The layers with this indexer or MLP."""
         return tuple(i for i, both in enumerate(self.kinds) if kind in both)
-
-
-def read_indexer_types(r: ConfigReader, layers: int) -> tuple[str, ...]:
-    """`indexer_types`, or the schedule that older configs spell out."""
-    types = r.read("indexer_types", list, None)
-    if types is None and r.has("index_topk_pattern"):
-        names = {"F": FULL, "S": SHARED, FULL: FULL, SHARED: SHARED}
-        try:
-            pattern = r.read("index_topk_pattern", str)
-        except ValueError:
-            pattern = r.read("index_topk_pattern", list)
-        types = [names.get(c, c) for c in pattern]
-    if types is None:
-        every = max(r.read("index_topk_freq", int, 1), 1)
-        offset = r.read("index_skip_topk_offset", int, 2)
-        types = [SHARED if max(i - offset + 1, 0) % every else FULL for i in range(layers)]
-    if len(types) != layers or not set(types) <= {FULL, SHARED}:
-        raise r.refuse("indexer_types", types, f"{layers} entries of {FULL} or {SHARED}")
-    return tuple(types)
-
-
-def read_mlp_types(r: ConfigReader, layers: int) -> tuple[str, ...]:
-    """`mlp_layer_types`, or the first `first_k_dense_replace` dense."""
-    types = r.read("mlp_layer_types", list, None)
-    if types is None:
-        dense = min(r.read("first_k_dense_replace", int, 3), layers)
-        types = [DENSE] * dense + [SPARSE] * (layers - dense)
-    if len(types) != layers or not set(types) <= {DENSE, SPARSE}:
-        raise r.refuse("mlp_layer_types", types, f"{layers} entries of {DENSE} or {SPARSE}")
-    return tuple(types)
 
 
 def read_drafts(r: ConfigReader) -> int:

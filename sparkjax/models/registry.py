@@ -15,6 +15,8 @@ FAMILIES: dict[str, str] = {
     "gemma3_text": "gemma3",
     "gemma3": "gemma3",
     "glm_moe_dsa": "glm_moe_dsa",
+    "glm5_next": "glm5_next",
+    "glm5_next_text": "glm5_next",
     "qwen3_5": "qwen3_5",
     "qwen3_5_text": "qwen3_5",
     "qwen3_5_moe": "qwen3_5_moe",

@@ -15,6 +15,9 @@ from ..params import Dim, Param
 from .mlp import declare_mlp, mlp
 from .moe import declare_experts, route_noaux, routed, router_logits
 
+DENSE, SPARSE = "dense", "sparse"
+"""Layers with a plain MLP, and layers with experts."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Experts:
@@ -64,6 +67,17 @@ def read_experts(r: ConfigReader, limit: float | None = None) -> Experts:
         scale=r.read("routed_scaling_factor", float, 1.0),
         limit=limit,
     )
+
+
+def read_mlp_types(r: ConfigReader, layers: int) -> tuple[str, ...]:
+    """`mlp_layer_types`, or the first `first_k_dense_replace` dense."""
+    types = r.read("mlp_layer_types", list, None)
+    if types is None:
+        dense = min(r.read("first_k_dense_replace", int, 3), layers)
+        types = [DENSE] * dense + [SPARSE] * (layers - dense)
+    if len(types) != layers or not set(types) <= {DENSE, SPARSE}:
+        raise r.refuse("mlp_layer_types", types, f"{layers} entries of {DENSE} or {SPARSE}")
+    return tuple(types)
 
 
 def declare_moe(
