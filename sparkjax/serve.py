@@ -91,7 +91,6 @@ def start(config: Config) -> tuple[Any, Any]:
         limits.slots,
         limits.context,
     )
-    compiles.count()
     service = EngineService(engine)
     service.start()
     return served, service

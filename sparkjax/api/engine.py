@@ -34,6 +34,9 @@ class EngineService(Protocol):
     @property
     def failure(self) -> str | None: ...
 
+    @property
+    def compilations(self) -> int: ...
+
     def refusal(self, submit: Submit) -> str | None:
         """Why a request can never be served ("field: message"), or None."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.process_collector import ProcessCollector
 
@@ -149,6 +149,11 @@ class _Live:
         yield self._gauge("sparkjax:engine_failed", "1 once it is dead", engine.state == "failed")
         yield self._gauge("sparkjax:engine_stalled_seconds", "Time since its last progress under load",
                           engine.heartbeat())  # fmt: skip
+        compiled = CounterMetricFamily(
+            "sparkjax:compilations", "Programs compiled after readiness: a bug if any", labels=LABELS
+        )
+        compiled.add_metric([self._labels[label] for label in LABELS], engine.compilations)
+        yield compiled
         yield from self._infos()
 
     def _gauge(self, name: str, doc: str, value: float) -> Metric:

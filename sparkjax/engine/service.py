@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
+from .. import compiles
 from .engine import Engine
 from .plan import Event
 from .records import Limits, Sampling, Submit
@@ -53,6 +54,7 @@ class EngineService:
         self._beat = time.monotonic()
         self._working = False
         self._gauges = engine.scheduler.gauges()
+        self._compiled = compiles.count()
         self.ticks = 0
         self.state: EngineState = "starting"
         self.failure: str | None = None
@@ -142,6 +144,11 @@ class EngineService:
     def heartbeat(self) -> float:
         """Seconds since the engine's thread last finished a tick, 0 while it has nothing to do."""
         return time.monotonic() - self._beat if self._working else 0.0
+
+    @property
+    def compilations(self) -> int:
+        """Programs compiled since the engine was warm: anything above 0 is a bug."""
+        return compiles.count() - self._compiled
 
     @property
     def open_requests(self) -> int:
