@@ -83,9 +83,10 @@ inline void weigh_rows(int64_t rows, const float* p, int64_t ldp, const float* v
   }
 }
 
-// A tile of rows (query i, head h of one kv head), query-major, of one sequence and kv head.
+// Rows of work of one sequence: for each of some kv heads, queries i0 .. i0 + queries - 1 (all of
+// them real), for each the query heads of that kv head; in this order.
 struct Tile {
-  int64_t b, kv, i0, queries;  // queries i0 .. i0 + queries - 1, all of them real
+  int64_t b, kv, kv_count, i0, queries;
 };
 
 // Keys that a query at `position` sees: [low, high).
@@ -96,23 +97,34 @@ SJ_INLINE void span_of(const Attention& a, int64_t position, int64_t& low, int64
   if (low > high) low = high;
 }
 
+// The query head of a tile's row, and its query.
+SJ_INLINE void row_of(const Attention& a, const Tile& t, int64_t r, int64_t& head, int64_t& query) {
+  const int64_t group = a.heads / a.kv_heads, per_kv = t.queries * group;
+  head = (t.kv + r / per_kv) * group + r % group;
+  query = t.i0 + r % per_kv / group;
+}
+
 // Copies the tile's queries to rows of `padded` floats.
 inline void pack_queries(const Attention& a, const Tile& t, int64_t padded, float* to) {
-  const int64_t group = a.heads / a.kv_heads;
-  for (int64_t i = 0; i < t.queries; ++i)
-    for (int64_t g = 0; g < group; ++g, to += padded) {
-      const float* from =
-          a.q + ((t.b * a.queries + t.i0 + i) * a.heads + t.kv * group + g) * a.dim;
-      std::memcpy(to, from, 4 * a.dim);
-      for (int64_t d = a.dim; d < padded; ++d) to[d] = 0.0f;
-    }
+  const int64_t rows = t.kv_count * t.queries * (a.heads / a.kv_heads);
+  for (int64_t r = 0; r < rows; ++r, to += padded) {
+    int64_t head, query;
+    row_of(a, t, r, head, query);
+    std::memcpy(to, a.q + ((t.b * a.queries + query) * a.heads + head) * a.dim, 4 * a.dim);
+    for (int64_t d = a.dim; d < padded; ++d) to[d] = 0.0f;
+  }
+}
+
+SJ_INLINE void prefetch(const float* p, int64_t count) {
+  for (int64_t i = 0; i < count; i += 16) __builtin_prefetch(p + i, 0, 2);
 }
 
 // One chunk's partial for every row of a tile: top[r] (the maximum, -infinity if nothing is seen),
 // sum[r], values[r][width].
 inline void chunk_partial(const Attention& a, const Tile& t, int64_t chunk, const float* q,
                           int64_t padded, int64_t width, float* top, float* sum, float* values) {
-  const int64_t group = a.heads / a.kv_heads, rows = t.queries * group;
+  const int64_t group = a.heads / a.kv_heads, per_kv = t.queries * group;
+  const int64_t rows = t.kv_count * per_kv;
   const int64_t first = chunk * kChunk, room = a.table * a.page;
   int64_t low, high, unused;
   span_of(a, a.start[t.b] + t.i0, low, unused);
@@ -138,23 +150,31 @@ inline void chunk_partial(const Attention& a, const Tile& t, int64_t chunk, cons
       s += count;
     }
   };
+  // With few rows the memory is what takes time: values are fetched while keys are used.
+  const bool ahead = t.queries <= 4;
   runs([&](int64_t s, int64_t count, int64_t at) {
-    const float* keys = a.k + at * ldk + t.kv * a.dim;
-    int64_t ld = ldk;
-    if (pad_keys) {
-      for (int64_t j = 0; j < count; ++j) {
-        std::memcpy(copy + j * padded, keys + j * ldk, 4 * a.dim);
-        for (int64_t d = a.dim; d < padded; ++d) copy[j * padded + d] = 0.0f;
-      }
-      keys = copy;
-      ld = padded;
+    if (ahead) {
+      prefetch(a.v + at * ldv + t.kv * a.value_dim, (count - 1) * ldv + t.kv_count * a.value_dim);
     }
-    dot_rows(q, padded, rows, keys, ld, padded, count, logits + (s - first), kChunk);
+    for (int64_t h = 0; h < t.kv_count; ++h) {
+      const float* keys = a.k + at * ldk + (t.kv + h) * a.dim;
+      int64_t ld = ldk;
+      if (pad_keys) {
+        for (int64_t j = 0; j < count; ++j) {
+          std::memcpy(copy + j * padded, keys + j * ldk, 4 * a.dim);
+          for (int64_t d = a.dim; d < padded; ++d) copy[j * padded + d] = 0.0f;
+        }
+        keys = copy;
+        ld = padded;
+      }
+      dot_rows(q + h * per_kv * padded, padded, per_kv, keys, ld, padded, count,
+               logits + h * per_kv * kChunk + (s - first), kChunk);
+    }
   });
 
   for (int64_t r = 0; r < rows; ++r) {
     int64_t lo, hi;
-    span_of(a, a.start[t.b] + t.i0 + r / group, lo, hi);
+    span_of(a, a.start[t.b] + t.i0 + r % per_kv / group, lo, hi);
     lo = (lo > first ? lo : first) - first;
     hi = (hi < first + kChunk ? hi : first + kChunk) - first;
     float* row = logits + r * kChunk;
@@ -192,48 +212,46 @@ inline void chunk_partial(const Attention& a, const Tile& t, int64_t chunk, cons
   // zero does not hide an infinity or a NaN). Neighbouring rows share the keys that all see.
   for (int64_t i = 0; i < rows * width; ++i) values[i] = 0.0f;
   runs([&](int64_t s, int64_t count, int64_t at) {
-    const float* v = a.v + at * ldv + t.kv * a.value_dim;
-    int64_t ld = ldv;
-    if (pad_values) {
-      for (int64_t j = 0; j < count; ++j) {
-        std::memcpy(copy + j * width, v + j * ldv, 4 * a.value_dim);
-        for (int64_t d = a.value_dim; d < width; ++d) copy[j * width + d] = 0.0f;
+    for (int64_t h = 0; h < t.kv_count; ++h) {
+      const float* v = a.v + at * ldv + (t.kv + h) * a.value_dim;
+      int64_t ld = ldv;
+      if (pad_values) {
+        for (int64_t j = 0; j < count; ++j) {
+          std::memcpy(copy + j * width, v + j * ldv, 4 * a.value_dim);
+          for (int64_t d = a.value_dim; d < width; ++d) copy[j * width + d] = 0.0f;
+        }
+        v = copy;
+        ld = width;
       }
-      v = copy;
-      ld = width;
-    }
-    auto clip = [&](int64_t i, int64_t& lo, int64_t& hi) {
-      span_of(a, a.start[t.b] + t.i0 + i, lo, hi);
-      lo = lo > s ? lo : s;
-      hi = hi < s + count ? hi : s + count;
-    };
-    for (int64_t r0 = 0; r0 < rows; r0 += kTileM) {
-      const int64_t r1 = r0 + kTileM < rows ? r0 + kTileM : rows;
-      int64_t lo, hi, lo0, hi0, lo1, hi1;
-      clip(r0 / group, lo0, hi0);
-      clip((r1 - 1) / group, lo1, hi1);
-      // Later queries begin and end later: [lo1, hi0) is common.
-      if (lo1 < hi0) {
+      const float* weights = logits + h * per_kv * kChunk - first;
+      float* out = values + h * per_kv * width;
+      // Rows [r0, r1) over keys [lo, hi).
+      auto weigh = [&](int64_t r0, int64_t r1, int64_t lo, int64_t hi) {
+        if (lo < hi)
+          weigh_rows(r1 - r0, weights + r0 * kChunk + lo, kChunk, v + (lo - s) * ld, ld, hi - lo,
+                     width, out + r0 * width, width);
+      };
+      auto clip = [&](int64_t r, int64_t& lo, int64_t& hi) {
+        span_of(a, a.start[t.b] + t.i0 + r / group, lo, hi);
+        lo = lo > s ? lo : s;
+        hi = hi < s + count ? hi : s + count;
+      };
+      for (int64_t r0 = 0; r0 < per_kv; r0 += kTileM) {
+        const int64_t r1 = r0 + kTileM < per_kv ? r0 + kTileM : per_kv;
+        int64_t lo, hi, all_lo, all_hi, unused_lo, unused_hi;
+        // Later queries begin and end later: what all see is [all_lo, all_hi).
+        clip(r0, unused_lo, all_hi);
+        clip(r1 - 1, all_lo, unused_hi);
+        const bool common = all_lo < all_hi;
         for (int64_t r = r0; r < r1; ++r) {
-          clip(r / group, lo, hi);
-          if (lo < lo1)
-            weigh_rows(1, logits + r * kChunk + (lo - first), kChunk, v + (lo - s) * ld, ld,
-                       lo1 - lo, width, values + r * width, width);
+          clip(r, lo, hi);
+          weigh(r, r + 1, lo, common ? all_lo : hi);
         }
-        weigh_rows(r1 - r0, logits + r0 * kChunk + (lo1 - first), kChunk, v + (lo1 - s) * ld, ld,
-                   hi0 - lo1, width, values + r0 * width, width);
+        if (!common) continue;
+        weigh(r0, r1, all_lo, all_hi);
         for (int64_t r = r0; r < r1; ++r) {
-          clip(r / group, lo, hi);
-          if (hi0 < hi)
-            weigh_rows(1, logits + r * kChunk + (hi0 - first), kChunk, v + (hi0 - s) * ld, ld,
-                       hi - hi0, width, values + r * width, width);
-        }
-      } else {
-        for (int64_t r = r0; r < r1; ++r) {
-          clip(r / group, lo, hi);
-          if (lo < hi)
-            weigh_rows(1, logits + r * kChunk + (lo - first), kChunk, v + (lo - s) * ld, ld,
-                       hi - lo, width, values + r * width, width);
+          clip(r, lo, hi);
+          weigh(r, r + 1, all_hi, hi);
         }
       }
     }
@@ -254,9 +272,11 @@ SJ_INLINE void merge(float& top, float& sum, float* values, float chunk_top, flo
 }
 
 // Divides by the sum, with the head's sink in it, and writes the row's result.
-SJ_INLINE void finish(const Attention& a, int64_t b, int64_t i, int64_t head, float top, float sum,
+SJ_INLINE void finish(const Attention& a, const Tile& t, int64_t r, float top, float sum,
                       const float* values) {
-  float* out = a.out + ((b * a.queries + i) * a.heads + head) * a.value_dim;
+  int64_t head, i;
+  row_of(a, t, r, head, i);
+  float* out = a.out + ((t.b * a.queries + i) * a.heads + head) * a.value_dim;
   float factor = 1.0f;
   if (a.sinks) {
     const float sink = a.sinks[head], most = sink > top ? sink : top;
@@ -279,13 +299,15 @@ template <typename Pool>
 void attention(Pool& pool, int64_t threads, const Attention& a) {
   const int64_t group = a.heads / a.kv_heads;
   const int64_t padded = round_up(a.dim, V), width = round_up(a.value_dim, V);
+  // Few queries: all kv heads together, so that memory is read in order.
   const int64_t per_tile = a.queries < 16 ? a.queries : 16;
+  const int64_t kvs = a.queries <= 4 ? a.kv_heads : 1;
   struct Work {
     Tile tile;
-    int64_t first, chunks, offset;
+    int64_t first, chunks, rows, offset;
   };
   std::vector<Work> tiles;
-  int64_t partials = 0, pairs = 0;
+  int64_t partials = 0;
   for (int64_t b = 0; b < a.batch; ++b) {
     int64_t real = a.lengths[b];
     real = real < 0 ? 0 : real > a.queries ? a.queries : real;
@@ -293,22 +315,22 @@ void attention(Pool& pool, int64_t threads, const Attention& a) {
     std::memset(a.out + (b * a.queries + real) * a.heads * a.value_dim, 0,
                 4 * (a.queries - real) * a.heads * a.value_dim);
     for (int64_t i = 0; i < real; i += per_tile)
-      for (int64_t kv = 0; kv < a.kv_heads; ++kv) {
-        Work w{{b, kv, i, real - i < per_tile ? real - i : per_tile}, 0, 0, partials};
+      for (int64_t kv = 0; kv < a.kv_heads; kv += kvs) {
+        Work w{{b, kv, kvs, i, real - i < per_tile ? real - i : per_tile}, 0, 0, 0, partials};
+        w.rows = kvs * w.tile.queries * group;
         w.chunks = chunks_of(a, w.tile, w.first);
-        partials += w.chunks * w.tile.queries * group;
-        pairs += w.chunks * w.tile.queries * group;
+        partials += w.chunks * w.rows;
         tiles.push_back(w);
       }
   }
   const int64_t count = static_cast<int64_t>(tiles.size());
-  if (pairs * kChunk * (a.dim + a.value_dim) < (1 << 17)) threads = 1;
+  if (partials * kChunk * (a.dim + a.value_dim) < (1 << 17)) threads = 1;
 
   if (count >= 4 * threads || threads <= 1) {
     // A task is a tile, the longest first.
     parallel_for(pool, count, threads, [&](int64_t task) {
       const Work& w = tiles[count - 1 - task];
-      const int64_t rows = w.tile.queries * group;
+      const int64_t rows = w.rows;
       float* q = scratch<2>(rows * padded);
       float* state = scratch<3>(rows * (2 * width + 4));
       float *top = state, *sum = top + rows, *chunk_top = sum + rows, *chunk_sum = chunk_top + rows;
@@ -326,8 +348,7 @@ void attention(Pool& pool, int64_t threads, const Attention& a) {
                 chunk_values + r * width, width);
       }
       for (int64_t r = 0; r < rows; ++r)
-        finish(a, w.tile.b, w.tile.i0 + r / group, w.tile.kv * group + r % group, top[r], sum[r],
-               values + r * width);
+        finish(a, w.tile, r, top[r], sum[r], values + r * width);
     });
     return;
   }
@@ -340,23 +361,21 @@ void attention(Pool& pool, int64_t threads, const Attention& a) {
   float *tops = store_of.data(), *sums = tops + partials, *all = sums + partials;
   parallel_for(pool, static_cast<int64_t>(tasks.size()), threads, [&](int64_t task) {
     const Work& w = tiles[tasks[task].first];
-    const int64_t c = tasks[task].second, rows = w.tile.queries * group, at = w.offset + c * rows;
-    float* q = scratch<2>(rows * padded);
+    const int64_t c = tasks[task].second, at = w.offset + c * w.rows;
+    float* q = scratch<2>(w.rows * padded);
     pack_queries(a, w.tile, padded, q);
     chunk_partial(a, w.tile, w.first + c, q, padded, width, tops + at, sums + at, all + at * width);
   });
   std::vector<float> values(width);
   for (const Work& w : tiles) {
-    const int64_t rows = w.tile.queries * group;
-    for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t r = 0; r < w.rows; ++r) {
       float top = -std::numeric_limits<float>::infinity(), sum = 0.0f;
       for (int64_t i = 0; i < width; ++i) values[i] = 0.0f;
       for (int64_t c = 0; c < w.chunks; ++c) {
-        const int64_t at = w.offset + c * rows + r;
+        const int64_t at = w.offset + c * w.rows + r;
         merge(top, sum, values.data(), tops[at], sums[at], all + at * width, width);
       }
-      finish(a, w.tile.b, w.tile.i0 + r / group, w.tile.kv * group + r % group, top, sum,
-             values.data());
+      finish(a, w.tile, r, top, sum, values.data());
     }
   }
 }

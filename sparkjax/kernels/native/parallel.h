@@ -54,7 +54,7 @@ void parallel_for(Pool& pool, int64_t tasks, int64_t threads, const F& f) {
   }
   job->work();
   for (int spins = 0; job->done.load(std::memory_order_acquire) < tasks; ++spins) {
-    if (spins < 4000) {
+    if (spins < 400) {
       relax();
     } else {
       std::this_thread::yield();
