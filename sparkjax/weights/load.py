@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -29,7 +30,7 @@ def check_names(tree: Tree, checkpoint: Checkpoint, ignored: Iterable[str] = ())
     """Raises unless the checkpoint holds exactly the declared tensors.
 
     Args:
-      ignored: name prefixes of tensors that this model does not read.
+      ignored: name prefixes of tensors that this model does not read; `*` stands for anything.
     """
     expected: set[str] = set()
     missing: list[str] = []
@@ -40,8 +41,12 @@ def check_names(tree: Tree, checkpoint: Checkpoint, ignored: Iterable[str] = ())
                 expected.add(found if isinstance(found, str) else found.name.format(**fill))
             elif not param.optional:
                 missing.append(param.name.format(**fill))
-    ignored = tuple(ignored)
-    unexpected = sorted(n for n in checkpoint.names - expected if not n.startswith(ignored or ("\0",)))
+    skip = [f"{prefix}*" for prefix in ignored]
+    unexpected = sorted(
+        name
+        for name in checkpoint.names - expected
+        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in skip)
+    )
     problems = [
         f"{len(names)} {what} tensor{'s' * (len(names) > 1)}: {', '.join(names[:5])}"
         + (", ..." if len(names) > 5 else "")
