@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -124,6 +125,12 @@ class Model:
         batch = one_row(tokens[start : start + count], start, pages, pad)
         return batch.replace(prelude=self.prelude([(tokens, start, count)], pad))
 
+    @functools.cached_property
+    def page(self) -> int:
+        """Tokens a page: PAGE, or the next number that every pooled row of the caches divides."""
+        planes = self.family.declare_caches(self.config, self.context.ranks).values()
+        return math.lcm(PAGE, *(p.stride for p in planes if isinstance(p, caches.Paged)))
+
     # --- Programs -----------------------------------------------------------------------------
 
     def new_caches(self, sizes: caches.Sizes, context: Context | None = None) -> caches.Caches:
@@ -195,8 +202,8 @@ class Model:
         """
         tokens = np.asarray(tokens, np.int32)
         tile = tile or len(tokens)
-        pages = pages_for(len(tokens))
-        cache = self.new_caches(caches.Sizes(pages, PAGE, slots=1))
+        pages = pages_for(len(tokens), self.page)
+        cache = self.new_caches(caches.Sizes(pages, self.page, slots=1))
         parts = []
         for start in range(0, len(tokens), tile):
             piece = tokens[start : start + tile]
@@ -235,8 +242,8 @@ class Model:
         tokens = np.asarray(tokens, np.int32)
         if len(tokens) < 2:
             raise ValueError(f"scoring needs at least 2 tokens, got {len(tokens)}")
-        pages = pages_for(len(tokens))
-        cache = self.new_caches(caches.Sizes(pages, PAGE, slots=1))
+        pages = pages_for(len(tokens), self.page)
+        cache = self.new_caches(caches.Sizes(pages, self.page, slots=1))
         found = []
         for start in range(0, len(tokens), tile):
             piece = tokens[start : start + tile]
@@ -330,8 +337,8 @@ class Model:
         """The `count` most likely next tokens, one at a time (stop ids do not stop it)."""
         tokens = np.asarray(tokens, np.int32)
         tile = tile or len(tokens)
-        pages = pages_for(len(tokens) + count)
-        cache = self.new_caches(caches.Sizes(pages, PAGE, slots=1))
+        pages = pages_for(len(tokens) + count, self.page)
+        cache = self.new_caches(caches.Sizes(pages, self.page, slots=1))
         out = None
         for start in range(0, len(tokens), tile):
             piece = tokens[start : start + tile]
@@ -364,10 +371,10 @@ def _declared(
     return tree
 
 
-def pages_for(tokens: int) -> int:
+def pages_for(tokens: int, page: int = PAGE) -> int:
     """Pages of a library cache for so many tokens: a power of two, so that few programs serve all
     lengths."""
-    return 1 << max(-(-tokens // PAGE) - 1, 0).bit_length()
+    return 1 << max(-(-tokens // page) - 1, 0).bit_length()
 
 
 def one_row(tokens: np.ndarray, start: int, pages: int, pad: int) -> Batch:
