@@ -9,6 +9,9 @@ from pathlib import Path
 import jax
 from jax import monitoring
 
+CACHE_BYTES = 4 << 30
+"""The largest persistent cache; the entries used longest ago go first."""
+
 _COMPILE = "/jax/core/compile/backend_compile_duration"
 _count = 0
 _listening = False
@@ -49,5 +52,7 @@ def use_cache(directory: str | Path | None) -> None:
     path = Path(directory).expanduser()
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     jax.config.update("jax_compilation_cache_dir", str(path))
+    # A bound makes JAX lock the files: without one, a second process may read half of an entry.
+    jax.config.update("jax_compilation_cache_max_size", CACHE_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

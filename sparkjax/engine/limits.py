@@ -14,7 +14,11 @@ POOL_SHARE = 0.5
 """How much of the memory that is left the default cache pool may take."""
 
 
-class DoesNotFit(ValueError):
+class LimitsError(ValueError):
+    """Settings of the engine that do not go with the model; names the setting and what is allowed."""
+
+
+class DoesNotFit(LimitsError):
     """The caches asked for are larger than the memory that is left."""
 
 
@@ -56,18 +60,19 @@ def make_limits(
       memory: bytes that caches may take (default: MemAvailable).
 
     Raises:
+      LimitsError: a context beyond the model's, or tiles that do not go with the page size.
       DoesNotFit: names the sizes and the largest kv_tokens that would fit.
     """
     own = model.config.max_positions
     context = min(own, CONTEXT) if context is None else context
     if context > own:
-        raise ValueError(f"engine.context is {context}; the model's own limit is {own} tokens")
+        raise LimitsError(f"engine.context is {context}; the model's own limit is {own} tokens")
     default_tiles, default_rows = platform_tiles(model.context)
     tiles = default_tiles if tiles is None else tiles
     if rows is None:
         rows = (*(r for r in default_rows if r < slots), slots if slots > 1 else 2)
     if max(tiles) % page_size and page_size % max(tiles):
-        raise ValueError(
+        raise LimitsError(
             f"engine.tiles end at {max(tiles)}; that and engine.page_size {page_size} must divide"
         )
 
