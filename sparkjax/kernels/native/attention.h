@@ -138,15 +138,17 @@ inline void chunk_partial(const Attention& a, const Tile& t, int64_t chunk, cons
   float* copy = scratch<5>(a.page * (padded > width ? padded : width));
   const float infinite = std::numeric_limits<float>::infinity();
 
+  // Where position s lies in the layer's plane, in tokens.
+  auto place_of = [&](int64_t s) {
+    const int64_t page = a.page_table[t.b * a.table + s / a.page];
+    return (page < 0 ? 0 : page >= a.pages ? a.pages - 1 : page) * a.page + s % a.page;
+  };
   // A run of keys lies within one page.
   auto runs = [&](auto&& body) {
     for (int64_t s = low; s < high;) {
-      const int64_t slot = s % a.page;
-      int64_t count = a.page - slot;
+      int64_t count = a.page - s % a.page;
       count = count < high - s ? count : high - s;
-      int64_t page = a.page_table[t.b * a.table + s / a.page];
-      page = page < 0 ? 0 : page >= a.pages ? a.pages - 1 : page;
-      body(s, count, page * a.page + slot);
+      body(s, count, place_of(s));
       s += count;
     }
   };
@@ -155,6 +157,11 @@ inline void chunk_partial(const Attention& a, const Tile& t, int64_t chunk, cons
   runs([&](int64_t s, int64_t count, int64_t at) {
     if (ahead) {
       prefetch(a.v + at * ldv + t.kv * a.value_dim, (count - 1) * ldv + t.kv_count * a.value_dim);
+      if (s + count < high) {
+        const int64_t left = high - s - count;
+        prefetch(a.k + place_of(s + count) * ldk + t.kv * a.dim,
+                 ((left < a.page ? left : a.page) - 1) * ldk + t.kv_count * a.dim);
+      }
     }
     for (int64_t h = 0; h < t.kv_count; ++h) {
       const float* keys = a.k + at * ldk + (t.kv + h) * a.dim;
