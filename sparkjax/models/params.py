@@ -56,7 +56,7 @@ class Param:
       name: the checkpoint's name; `{layer}` and `{expert}` are filled in.
       dims: the dimensions of one layer's (one expert's) tensor, as stored in the checkpoint;
         matrices are [out, in].
-      dtype: "weight" (as stored, or the compute dtype when random) or "float32".
+      dtype: "weight" (as stored, or the compute dtype when random), "float32" or "int32".
       init: "normal" (std 1/sqrt(fan in)), "zeros" or "ones".
       also: other spellings: names, or parts of larger tensors.
       optional: absent in some checkpoints; then zeros.
@@ -73,7 +73,7 @@ class Param:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        lead = () if self.layers is None else (len(self.layers),)
+        lead: tuple[int, ...] = () if self.layers is None else (len(self.layers),)
         lead += () if self.experts is None else (self.experts,)
         return lead + tuple(dim.stored for dim in self.dims)
 
@@ -131,7 +131,7 @@ def also_spelled(tree: Tree, prefix: str, other: str) -> Tree:
 
 
 def dtype_of(param: Param, dtype: str) -> jnp.dtype:
-    return jnp.dtype("float32" if param.dtype == "float32" else dtype)
+    return jnp.dtype(dtype if param.dtype == "weight" else param.dtype)
 
 
 def shapes(tree: Tree, dtype: str) -> Any:

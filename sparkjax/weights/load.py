@@ -136,8 +136,8 @@ def _assemble(param: Param, checkpoint: Checkpoint) -> Any:
             stacked[lead] = array
     else:
         stacked = np.ascontiguousarray(arrays[0])
-    if param.dtype == "float32" and kind is None:
-        stacked = stacked.astype(np.float32)
+    if param.dtype != "weight" and kind is None:
+        stacked = stacked.astype(param.dtype)
     return _node(stacked, kind)
 
 
@@ -181,7 +181,8 @@ def expand_where_needed(platform: str) -> Callable[[Any], bool]:
 
     def expand(leaf: Any) -> bool:
         packed = formats.is_quantized(leaf)
-        if platform != "cpu" or leaf.ndim < 2 or (not packed and leaf.dtype == np.float32):
+        kept = (np.float32, np.int32)
+        if platform != "cpu" or leaf.ndim < 2 or (not packed and leaf.dtype in kept):
             return False
         weight = leaf if packed else jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
         reason = native.supports(jax.ShapeDtypeStruct((1, leaf.shape[-1]), jnp.float32), weight)

@@ -19,12 +19,15 @@ from ..params import Dim
 from .short_conv import read_tail
 
 
-def declare_open(channels: int, size: int, layers: tuple[int, ...]) -> caches.Ring:
-    """What waits of pools of `size` tokens: values and gates (`channels` in all) of a token.
+def declare_open(
+    channels: int, size: int, layers: tuple[int, ...], earlier: int = 0
+) -> caches.Ring:
+    """What waits of pools of `size` tokens: values and gates (`channels` in all) of a token, and
+    of the `earlier` tokens that the pool also reads.
 
     float32, so that a pool's row does not depend on where tiles cut it.
     """
-    return caches.Ring(layers, (Dim(channels),), size - 1, dtype="float32")
+    return caches.Ring(layers, (Dim(channels),), size - 1 + earlier, dtype="float32")
 
 
 def completed(batch: Batch, size: int) -> tuple[jax.Array, jax.Array]:

@@ -1,0 +1,187 @@
+"""Attention over one row a token that is key and value of every head (DeepSeek-V4).
+
+    q  = rope(wq_b ql) per head, ql = rms_w(wq_a x)        # V4: each head normalised before rope
+    kv = rope(rms_w(wkv x))                                # rope on the last channels of both
+    o  = attend(q, window rows and compressed entries), with one sink logit a head
+    y  = wo_b concat_g(wo_a_g unrope(o_g))                 # heads form consecutive groups
+
+The values carry positions in their last channels, so the output is rotated back by the query's
+angle. Rows of the last `window` tokens live in a ring; entries come from `compress`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ...kernels import sparse_attention as sparse_kernel
+from ...kernels.attention.reference import visible
+from ...kernels.linear import linear
+from ...mesh.context import Context
+from ...mesh.units import even
+from ...weights import formats
+from .. import cache as caches
+from ..batch import Batch
+from ..params import Dim, Param, spread
+from .compress import rotate_tail
+from .norm import rms, rms_norm
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedKV:
+    """Shapes of one model's attention.
+
+    Attributes:
+      dim: channels of a head, a row and an entry.
+      window: rows that a query sees, itself included.
+      groups: of heads in front of the output projection; `o_rank` channels each behind it.
+      head_norm: whether every query head is normalised.
+    """
+
+    heads: int
+    dim: int
+    q_rank: int
+    window: int
+    groups: int
+    o_rank: int
+    eps: float
+    head_norm: bool
+
+
+def declare_shared_kv(
+    shape: SharedKV, hidden: int, layers: tuple[int, ...], prefix: str, ranks: int
+) -> dict[str, Param]:
+    """Parameters under `prefix` (with `{layer}`). Groups of heads are spread over ranks."""
+    embed, latent = Dim(hidden, "embed"), Dim(shape.q_rank)
+    each = shape.heads // shape.groups
+
+    def groups(size: int) -> Dim:
+        return spread(even(shape.groups, ranks, size), "heads")
+
+    def matrix(name: str, out: Dim, into: Dim) -> Param:
+        return Param(f"{prefix}.{name}.weight", (out, into), layers)
+
+    def norm(name: str, size: int) -> Param:
+        dims = (Dim(size),)
+        return Param(f"{prefix}.{name}.weight", dims, layers, dtype="float32", init="ones")
+
+    return {
+        "q_a": matrix("wq_a", latent, embed),
+        "q_norm": norm("q_norm", shape.q_rank),
+        "q_b": matrix("wq_b", groups(each * shape.dim), latent),
+        "kv": matrix("wkv", Dim(shape.dim), embed),
+        "kv_norm": norm("kv_norm", shape.dim),
+        "sinks": Param(f"{prefix}.attn_sink", (groups(each),), layers, dtype="float32", init="zeros"),
+        "o_a": matrix("wo_a", groups(shape.o_rank), Dim(each * shape.dim)),
+        "o_b": matrix("wo_b", embed, groups(shape.o_rank)),
+    }
+
+
+def declare_window(shape: SharedKV, layers: tuple[int, ...]) -> caches.Ring:
+    """The rows that the next token may still see; every rank holds all of them."""
+    return caches.Ring(layers, (Dim(shape.dim),), shape.window - 1)
+
+
+def query_latent(
+    x: jax.Array, p: dict[str, Any], at: Any, shape: SharedKV, batch: Batch, context: Context
+) -> jax.Array:
+    """[B, Q, q_rank]: what the query heads and the indexer's queries are made from."""
+    y = linear(x, p["q_a"], at, context=context, rows=batch.rows)
+    return rms_norm(y, p["q_norm"], at, eps=shape.eps, late_cast=True)
+
+
+def shared_kv(
+    x: jax.Array,
+    latent: jax.Array,
+    p: dict[str, Any],
+    at: Any,
+    cache: caches.Caches,
+    name: str,
+    slot: Any,
+    batch: Batch,
+    shape: SharedKV,
+    context: Context,
+    rope: tuple[jax.Array, jax.Array],
+    entries: jax.Array | None = None,
+    entries_at: Any = None,
+    limit: jax.Array | None = None,
+    selected: jax.Array | None = None,
+) -> tuple[jax.Array, caches.Caches]:
+    """One attention layer over normalised x [B, Q, H]; its output and the caches.
+
+    Args:
+      latent: `query_latent` of x.
+      at: this layer's place in `p`; `slot` in the window cache `name`.
+      rope: (cos, sin) float32 [B, Q, rope / 2].
+      entries: None, or the plane of compressed entries, `entries_at` this layer's place in it.
+      limit: int32 [B, Q]: entries below it are seen ...
+      selected: ... or, where given, only these of them: int32 [B, Q, k], -1 for none.
+    """
+    b, count, _ = x.shape
+    cos, sin = rope
+    q = linear(latent, p["q_b"], at, context=context, rows=batch.rows).reshape(b, count, -1, shape.dim)
+    if shape.head_norm:
+        q = rms(q, shape.eps).astype(q.dtype)
+    q = rotate_tail(q, cos, sin)
+    kv = linear(x, p["kv"], at, context=context, rows=batch.rows)
+    kv = rms_norm(kv, p["kv_norm"], at, eps=shape.eps, late_cast=True)
+    kv = rotate_tail(kv[..., None, :], cos, sin)[..., 0, :]
+    ring = cache[name]
+    rows, seen = _window(kv, ring, slot, batch, shape.window)
+    more: dict[str, Any] = {}
+    if selected is not None:
+        more = {"plane": entries, "layer": entries_at, "pages": batch.pages, "selected": selected}
+    elif entries is not None:
+        found = caches.gather_pages(entries, entries_at, batch).astype(kv.dtype)
+        rows = jnp.concatenate([rows, found], 1)
+        below = jnp.arange(found.shape[1]) < limit[..., None]
+        seen = jnp.concatenate([seen, below & batch.valid[..., None]], -1)
+    out = sparse_kernel.latent_attention(
+        q, context=context, scale=shape.dim**-0.5, value_dim=shape.dim, rows=rows, seen=seen,
+        sinks=p["sinks"][at], **more,
+    )  # fmt: skip
+    cache = {**cache, name: caches.write_ring(ring, slot, kv, batch)}
+    return _output(rotate_tail(out, cos, -sin), p, at, shape, batch, context), cache
+
+
+def _window(
+    kv: jax.Array, ring: jax.Array, slot: Any, batch: Batch, window: int
+) -> tuple[jax.Array, jax.Array]:
+    """(rows [B, R + Q, dim] of the ring and the new tokens, bool [B, Q, R + Q] who sees them)."""
+    query = batch.positions
+    old = caches.read_ring(ring, slot, batch).astype(kv.dtype)
+    key = jnp.concatenate(
+        [caches.ring_positions(ring, batch), jnp.where(batch.valid, query, -1)], axis=1
+    )
+    seen = visible(query, key, window) & batch.valid[..., None]
+    return jnp.concatenate([old, kv], axis=1), seen
+
+
+def _output(
+    out: jax.Array,
+    p: dict[str, Any],
+    at: Any,
+    shape: SharedKV,
+    batch: Batch,
+    context: Context,
+) -> jax.Array:
+    """Heads [B, Q, heads, dim] through their groups' projections and the common one: [B, Q, H]."""
+    b, count = out.shape[:2]
+    # [groups, o_rank, heads a group * dim] of this rank.
+    w = formats.dequantize(p["o_a"], at, out.dtype).reshape(
+        -1, shape.o_rank, shape.heads // shape.groups * shape.dim
+    )
+    grouped = out.reshape(b, count, w.shape[0], -1)
+    low = jnp.einsum(
+        "bqgk,grk->bqgr",
+        grouped,
+        w,
+        precision=jax.lax.Precision.HIGHEST if out.dtype == jnp.float32 else None,
+        preferred_element_type=jnp.float32,
+    ).astype(out.dtype)
+    low = low.reshape(b, count, -1)
+    return context.all_reduce(linear(low, p["o_b"], at, context=context, rows=batch.rows))
+
