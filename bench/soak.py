@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import socket
 import statistics
@@ -93,7 +92,7 @@ def resources(pid: int) -> dict[str, int]:
     return {
         "anonymous_mib": int(status["RssAnon"].split()[0]) // 1024,
         "threads": int(status["Threads"]),
-        "files": len(os.listdir(f"/proc/{pid}/fd")),
+        "files": len(list(Path(f"/proc/{pid}/fd").iterdir())),
     }
 
 

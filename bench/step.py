@@ -10,6 +10,7 @@ time is hidden as it is in the engine. Prints one JSON receipt.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 import sys
 import time
@@ -82,7 +83,7 @@ def measure(model: Model, rows: int, position: int, steps: int, rounds: int) -> 
         request = Submit(slot + 1, (1,), 1, Sampling())
         state = programs.seat(state, np.int32(slot), settings(request))
     lengths = jax.device_put(jnp.full(padded, position, jnp.int32), place)
-    state = state.replace(slots=state.slots.replace(lengths=lengths))
+    state = dataclasses.replace(state, slots=dataclasses.replace(state.slots, lengths=lengths))
     numbers = np.zeros((padded, HEADER + width), np.int32)
     for row in range(rows):
         numbers[row, :HEADER] = row, 0, 1, 1, 0

@@ -17,7 +17,7 @@ _count = 0
 _listening = False
 
 
-def _listen(event: str, duration: float, **kwargs: object) -> None:
+def _listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
     global _count
     if event == _COMPILE:
         _count += 1

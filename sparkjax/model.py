@@ -123,7 +123,7 @@ class Model:
     def _row(self, tokens: np.ndarray, start: int, count: int, pages: int, pad: int) -> Batch:
         """Tokens start .. start + count - 1 of one sequence as a batch in slot 0."""
         batch = one_row(tokens[start : start + count], start, pages, pad)
-        return batch.replace(prelude=self.prelude([(tokens, start, count)], pad))
+        return dataclasses.replace(batch, prelude=self.prelude([(tokens, start, count)], pad))
 
     @functools.cached_property
     def page(self) -> int:
@@ -223,8 +223,8 @@ class Model:
             name: np.concatenate([p[3][name] for p in parts], axis=0 if name == "embed" else 1)
             for name in parts[0][3]
         }
-        joined = [np.concatenate([p[i] for p in parts]) for i in range(3)]
-        return Forward(*joined, captured)
+        logits, final, residual = (np.concatenate([p[i] for p in parts]) for i in range(3))
+        return Forward(logits, final, residual, captured)
 
     def score(self, text: str | Any, tile: int = 128) -> np.ndarray:
         """Teacher-forced log-probabilities: entry i is log p(token i + 1 | tokens 0 .. i).
@@ -339,7 +339,7 @@ class Model:
         tile = tile or len(tokens)
         pages = pages_for(len(tokens) + count, self.page)
         cache = self.new_caches(caches.Sizes(pages, self.page, slots=1))
-        out = None
+        out: Any = None
         for start in range(0, len(tokens), tile):
             piece = tokens[start : start + tile]
             batch = self._row(tokens, start, len(piece), pages, pad=tile)
@@ -359,7 +359,7 @@ def _declared(
 ) -> declarations.Tree:
     """A family's parameters and, as "draft", its own prediction layers where the file has them."""
     tree = family.declare(config, ranks)
-    draft = getattr(family, "declare_draft", lambda config, ranks: {})(config, ranks)
+    draft: declarations.Tree = getattr(family, "declare_draft", lambda config, ranks: {})(config, ranks)
     names = (
         (name.name if isinstance(name, declarations.Part) else name).format(**fill)
         for _, param in declarations.leaves(draft)

@@ -7,6 +7,7 @@ a shape, so each program is compiled once, before the first request.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -66,7 +67,7 @@ class Programs:
     # --- The three programs ---------------------------------------------------------------------
 
     def _seat(self, state: State, slot: jax.Array, values: dict[str, Any]) -> State:
-        return state.replace(slots=states.seat(state.slots, slot, values))
+        return dataclasses.replace(state, slots=states.seat(state.slots, slot, values))
 
     def _tile(
         self,
@@ -82,7 +83,8 @@ class Programs:
         residual, kv = self._forward(params, state.caches, batch)
         slots = state.slots
         prompt = jnp.where(batch.valid, tokens, slots.seen.shape[1])
-        slots = slots.replace(
+        slots = dataclasses.replace(
+            slots,
             seen=slots.seen.at[slot[:, None], prompt].set(True, mode="drop"),
             lengths=slots.lengths.at[slot].set(batch.start + length),
         )
@@ -113,7 +115,7 @@ class Programs:
         )
         residual, kv = self._forward(params, state.caches, batch)
         where = jnp.where(live, slot, slots.tokens.shape[0])
-        slots = slots.replace(lengths=slots.lengths.at[where].add(1, mode="drop"))
+        slots = dataclasses.replace(slots, lengths=slots.lengths.at[where].add(1, mode="drop"))
         slots, packed = self._sample(params, slots, slot, live, residual[:, 0], mask)
         return State(kv, slots), packed
 
@@ -165,7 +167,8 @@ class Programs:
         token = jnp.where(live, drawn.token, -1)
         where = jnp.where(live, slot, slots.tokens.shape[0])
         stopped = (token[:, None] == slots.stop_ids[slot]).any(-1)
-        slots = slots.replace(
+        slots = dataclasses.replace(
+            slots,
             tokens=slots.tokens.at[where].set(token, mode="drop"),
             alive=slots.alive.at[where].set(~stopped, mode="drop"),
             counts=slots.counts.at[where, jnp.maximum(token, 0)].add(1, mode="drop"),

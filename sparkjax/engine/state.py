@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -85,7 +86,7 @@ def empty_slots(slots: int, vocab: int) -> Slots:
     )
 
 
-def settings(request: Submit) -> dict[str, np.ndarray]:
+def settings(request: Submit) -> dict[str, Any]:
     """A request's values for its slot, by field of `Slots`."""
     s = request.sampling
     ids = np.full(BIASES, -1, np.int32)
@@ -118,4 +119,4 @@ def seat(slots: Slots, slot: Any, values: dict[str, Any]) -> Slots:
     fields["alive"] = slots.alive.at[slot].set(True)
     fields["counts"] = slots.counts.at[slot].set(0)
     fields["seen"] = slots.seen.at[slot].set(False)
-    return slots.replace(**fields)
+    return dataclasses.replace(slots, **fields)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -36,7 +38,7 @@ class Batch:
     embeddings: jax.Array | None = None
     embedding_mask: jax.Array | None = None
     spans: jax.Array | None = None
-    prelude: dict[str, jax.Array] | None = None
+    prelude: dict[str, Any] | None = None
 
     @property
     def positions(self) -> jax.Array:

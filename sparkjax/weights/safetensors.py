@@ -6,6 +6,7 @@ then the data. https://github.com/huggingface/safetensors
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import mmap
@@ -107,7 +108,8 @@ def _info(path: Path, name: str, entry: Any, start: int, size: int) -> TensorInf
     dtype = DTYPES.get(entry.get("dtype", ""))
     if dtype is None:
         raise fail(f"dtype is {entry.get('dtype')!r}; known: {', '.join(DTYPES)}")
-    shape, offsets = entry.get("shape"), entry.get("data_offsets")
+    shape: Any = entry.get("shape")
+    offsets: Any = entry.get("data_offsets")
 
     def counts(value: Any) -> bool:
         return isinstance(value, list) and all(type(n) is int and 0 <= n < 2**48 for n in value)
@@ -123,6 +125,6 @@ def _info(path: Path, name: str, entry: Any, start: int, size: int) -> TensorInf
 
 def _no_overlap(path: Path, tensors: dict[str, TensorInfo]) -> None:
     placed = sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end))
-    for (name, info), (other, following) in zip(placed, placed[1:], strict=False):
+    for (name, info), (other, following) in itertools.pairwise(placed):
         if following.begin < info.end:
             raise CheckpointError(f"{path}: tensors {name!r} and {other!r} overlap")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import socket
 import subprocess
@@ -51,7 +50,7 @@ class Server:
         return {
             "rss": int(values["VmRSS"].split()[0]),
             "threads": int(values["Threads"]),
-            "files": len(os.listdir(f"/proc/{self.process.pid}/fd")),
+            "files": len(list(Path(f"/proc/{self.process.pid}/fd").iterdir())),
         }
 
 

@@ -8,7 +8,8 @@ import jax
 
 from ...mesh.context import Context
 from ..dispatch import Implementation, choose
-from . import native, reference
+from . import native as native
+from . import reference
 from .reference import ring_attention
 
 __all__ = ["paged_attention", "paged_write", "ring_attention"]

@@ -176,15 +176,15 @@ def attend_cached(
             softcap=heads.softcap,
             sinks=sinks,
         )
-        planes = tuple(
-            caches.write_ring(plane, slot, rows, batch)
-            for plane, rows in zip(planes, (k, v), strict=True)
+        planes = (
+            caches.write_ring(planes[0], slot, k, batch),
+            caches.write_ring(planes[1], slot, v, batch),
         )
     else:
         where = (slot, batch.pages, batch.start, batch.lengths)
-        planes = tuple(
-            attention_kernel.paged_write(plane, rows, *where, context=context)
-            for plane, rows in zip(planes, (k, v), strict=True)
+        planes = (
+            attention_kernel.paged_write(planes[0], k, *where, context=context),
+            attention_kernel.paged_write(planes[1], v, *where, context=context),
         )
         out = attention_kernel.paged_attention(
             q,

@@ -40,7 +40,7 @@ def embed_tokens(table: Any, batch: Batch, context: Context, scale: float | None
             x = context.all_reduce(jnp.where(mine[..., None], x, 0))
         if scale is not None:
             x = x * jnp.asarray(scale, x.dtype)
-        if batch.embeddings is not None:
+        if batch.embeddings is not None and batch.embedding_mask is not None:
             x = jnp.where(batch.embedding_mask[..., None], batch.embeddings.astype(x.dtype), x)
         return x
 
