@@ -6,7 +6,6 @@ import importlib.metadata
 import sys
 import time
 
-
 import llama_cpp
 import numpy as np
 import worker

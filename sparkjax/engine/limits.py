@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from ..models import cache as caches
@@ -31,7 +32,7 @@ def cache_bytes(model: Any, limits: Limits) -> int:
 
 def available_memory() -> int:
     """MemAvailable in bytes (what may be taken without swapping)."""
-    with open("/proc/meminfo") as file:
+    with Path("/proc/meminfo").open() as file:
         for line in file:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
