@@ -95,22 +95,24 @@ def _message(value: Any, where: str) -> dict[str, Any]:
         if call is None:
             raise missing(fields.name("tool_call_id"), "the id of the call that this answers")
         message["tool_call_id"] = call
-    reasoning = fields.string("reasoning_content") if role == "assistant" else None
-    if reasoning is not None:  # the template decides whether earlier reasoning is shown
-        message["reasoning_content"] = reasoning
+    if role == "assistant":
+        reasoning = fields.string("reasoning_content")
+        if reasoning is not None:  # the template decides whether earlier reasoning is shown
+            message["reasoning_content"] = reasoning
     return message
 
 
 def _content(fields: Fields, role: str) -> str:
     content = fields.values.get("content")
+    refusal = fields.string("refusal") if role == "assistant" else None
     if isinstance(content, str):
         return content
     if isinstance(content, list) and content:
         return "".join(
             _part(part, f"{fields.name('content')}[{i}]", role) for i, part in enumerate(content)
         )
-    if content is None and role == "assistant" and fields.given("refusal"):
-        return fields.string("refusal") or ""
+    if content is None and refusal is not None:
+        return refusal
     raise fields.wrong("content", "a string or a non-empty array of text parts")
 
 

@@ -113,12 +113,11 @@ class Fields:
 def token_ids(values: list[Any], param: str, vocab_size: int) -> tuple[int, ...]:
     """Checked token ids."""
     for i, value in enumerate(values):
-        # bool is a kind of int in Python, but not in JSON.
-        if type(value) is not int or not 0 <= value < vocab_size:
+        if not (_is_number(value) and 0 <= value < vocab_size and value == int(value)):
             raise invalid(
                 f"{param}[{i}]", f"is {show(value)}; allowed: token ids from 0 to {vocab_size - 1}"
             )
-    return tuple(values)
+    return tuple(map(int, values))
 
 
 def _is_number(value: Any) -> bool:

@@ -150,7 +150,9 @@ class _Live:
         yield self._gauge("sparkjax:engine_stalled_seconds", "Time since its last progress under load",
                           engine.heartbeat())  # fmt: skip
         compiled = CounterMetricFamily(
-            "sparkjax:compilations", "Programs compiled after readiness: a bug if any", labels=LABELS
+            "sparkjax:compilations",
+            "Programs compiled after readiness: a bug if any",
+            labels=LABELS,
         )
         compiled.add_metric([self._labels[label] for label in LABELS], engine.compilations)
         yield compiled

@@ -33,7 +33,8 @@ def openapi(served: ServedModel) -> Schema:
 
 
 def _paths(served: ServedModel) -> Schema:
-    stream = {"text/event-stream": {"schema": {"type": "string"}}}
+    event = {"type": "object", "properties": {"data": {"type": "string"}}}
+    stream = {"text/event-stream": {"schema": event}}
     generation = (400, 401, 403, 404, 408, 413, 415, 429, 503)
     plain = (401, 403, 503)
     return {
@@ -161,7 +162,8 @@ def _common(served: ServedModel) -> Schema:
                  "description": "choice i uses seed + i; without it a random one"},
         "n": _integer(1, options.MOST_CHOICES, 1, "choices for each prompt"),
         "stop": {"anyOf": [stop, {"type": "array", "items": stop, "maxItems": 4}]},
-        "stop_token_ids": {"type": "array", "items": _token_id(served), "maxItems": 8},
+        "stop_token_ids": {"type": "array", "items": _token_id(served),
+                           "maxItems": options.most_stop_ids(served)},
         "ignore_eos": {"type": "boolean", "default": False},
         "logit_bias": {"type": "object", "maxProperties": options.MOST_BIASES,
                        "propertyNames": {"enum": [str(i) for i in range(min(served.vocab_size, 100))]},
@@ -188,8 +190,8 @@ def _chat_request(served: ServedModel) -> Schema:
     fields = _common(served) | {
         "messages": {"type": "array", "minItems": 1, "maxItems": chat.MOST_MESSAGES,
                      "items": _ref("Message")},
-        "max_completion_tokens": _nullable(_integer(1, options.LARGEST, None, "not with max_tokens")),
-        "max_tokens": _nullable(_integer(1, options.LARGEST, None, "its older name")),
+        "max_completion_tokens": _nullable(_integer(1, served.context, None, "not with max_tokens")),
+        "max_tokens": _nullable(_integer(1, served.context, None, "its older name")),
         "logprobs": _nullable({"type": "boolean", "default": False}),
         "top_logprobs": _nullable(_integer(0, chat.MOST_TOP_LOGPROBS, None, "needs logprobs")),
     }  # fmt: skip
@@ -211,7 +213,7 @@ def _completion_request(served: ServedModel) -> Schema:
                              {"type": "array", "items": text, **several},
                              {"type": "array", "items": ids, **several}]},
         "max_tokens": _nullable(
-            _integer(0, options.LARGEST, completions.DEFAULT_MAX_TOKENS, "0 with echo scores the prompt")
+            _integer(0, served.context, completions.DEFAULT_MAX_TOKENS, "0 with echo scores the prompt")
         ),
         "logprobs": _nullable(_integer(0, completions.MOST_LOGPROBS, None)),
         "echo": _nullable({"type": "boolean", "default": False}),
