@@ -16,6 +16,8 @@ FAMILIES: dict[str, str] = {
     "gemma3": "gemma3",
     "glm_moe_dsa": "glm_moe_dsa",
     "deepseek_v4": "deepseek_v4",
+    "deepseek_v41": "deepseek_v41",
+    "deepseek_v41_text": "deepseek_v41",
     "glm5_next": "glm5_next",
     "glm5_next_text": "glm5_next",
     "qwen3_5": "qwen3_5",

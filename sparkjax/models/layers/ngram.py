@@ -74,7 +74,7 @@ class NGram:
     def primes(self, which: int) -> np.ndarray:
         """int64 [all_heads]: rows of each head of memory number `which`: successive primes from
         `base` on, numbered on across memories."""
-        return np.array(_primes(self.base, (which + 1) * self.all_heads)[-self.all_heads :], np.int64)
+        return np.array(primes_from(self.base, (which + 1) * self.all_heads)[-self.all_heads :], np.int64)
 
     def offsets(self, which: int) -> np.ndarray:
         """int64 [all_heads]: each head's first row."""
@@ -100,7 +100,7 @@ def _splitmix64(z: int) -> int:
 
 
 @functools.lru_cache(maxsize=8)
-def _primes(base: int, count: int) -> tuple[int, ...]:
+def primes_from(base: int, count: int) -> tuple[int, ...]:
     """The first `count` primes not below `base`."""
     found: list[int] = []
     n = max(base, 2)
