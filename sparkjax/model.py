@@ -90,7 +90,7 @@ class Model:
             ranks=context.ranks,
             mesh=mesh,
             expand=load.expand_where_needed(context.platform),
-            ignored=(*getattr(family, "IGNORED", ()), *tables.tensors(hosted, checkpoint)),
+            ignored=(*ignored(family, config), *tables.tensors(hosted, checkpoint)),
             progress=progress,
         )
         model = cls(family, config, params, context, mesh, checkpoint)
@@ -352,6 +352,12 @@ class Model:
             out, cache = self._tile(self.params, cache, batch, self.context, ())
             found.append(int(np.argmax(np.asarray(out[0])[0, 0])))
         return np.array(found, np.int32)
+
+
+def ignored(family: Any, config: Any) -> tuple[str, ...]:
+    """Prefixes of the tensors that a family never reads (its IGNORED, and ignored(config))."""
+    more = family.ignored(config) if hasattr(family, "ignored") else ()
+    return (*getattr(family, "IGNORED", ()), *more)
 
 
 def _declared(

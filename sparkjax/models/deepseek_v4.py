@@ -212,13 +212,13 @@ def _read_ropes(r: ConfigReader, dim: int) -> tuple[Rope, Rope]:
     if partial is None:
         partial = r.read("qk_rope_head_dim", int, dim // 8) / dim
     new = r.section("rope_parameters")
-    if new is not None and new.section("main") is not None and new.section("compress") is not None:
-
-        def labelled(label: str) -> Rope:
-            factor = new.section(label).read("partial_rotary_factor", float, 1.0)
-            return read_rope(r, int(dim * factor), label)
-
-        plain, entries = labelled("main"), labelled("compress")
+    main = new.section("main") if new is not None else None
+    labelled = new.section("compress") if new is not None else None
+    if main is not None and labelled is not None:
+        rotary = int(dim * main.read("partial_rotary_factor", float, 1.0))
+        plain = read_rope(r, rotary, "main")
+        rotary = int(dim * labelled.read("partial_rotary_factor", float, 1.0))
+        entries = read_rope(r, rotary, "compress")
     else:
         rotary = int(dim * partial)
         inner = 10000.0 if new is None else new.read("rope_theta", float, 10000.0)
@@ -387,7 +387,7 @@ def forward(
     p, layers, hyper = params["layers"], config.stack, config.hyper
     embedded = embed_tokens(params["embed"], batch, context)
     x = spread_streams(embedded, hyper)
-    ropes = tuple(angles(rope, batch.positions) for rope in (config.plain_rope, config.entry_rope))
+    ropes = angles(config.plain_rope, batch.positions), angles(config.entry_rope, batch.positions)
     tapped = jnp.zeros((len(taps), *x.shape), x.dtype) if taps else None
 
     def block(carry: Any, layer: Layer) -> Any:

@@ -36,7 +36,16 @@ from .layers.kda import Kimi, declare_kda, declare_kda_caches, kda
 from .layers.mla import Latent, declare_latents, declare_mla, mla, query_latent
 from .layers.mlp import declare_mlp, mlp
 from .layers.norm import rms_norm
-from .layers.shared_moe import DENSE, SPARSE, Experts, declare_moe, moe, read_experts, read_mlp_types
+from .layers.shared_moe import (
+    DENSE,
+    NO_EXPERTS,
+    SPARSE,
+    Experts,
+    declare_moe,
+    moe,
+    read_experts,
+    read_mlp_types,
+)
 from .layers.stack import Layer, pick, run_layers, tap
 from .params import Dim, Param, Part, Tree, map_params
 
@@ -66,7 +75,7 @@ class Config:
     hyper: Hyper
     width: int
     limit: float
-    experts: Experts | None
+    experts: Experts
     eps: float
     tied: bool
     drafts: int
@@ -142,13 +151,18 @@ def read_config(values: Mapping[str, Any]) -> Config:
         ),
         width=r.read("intermediate_size", int) if DENSE in mlps else 0,
         limit=limit,
-        experts=read_experts(r, limit) if SPARSE in mlps or drafts else None,
+        experts=read_experts(r, limit) if SPARSE in mlps or drafts else NO_EXPERTS,
         eps=eps,
         tied=r.read("tie_word_embeddings", bool, False) if outer is None else outer,
         drafts=drafts,
         max_positions=r.read("max_position_embeddings", int, 1048576),
         eos=r.tokens("eos_token_id"),
     )
+
+
+def ignored(config: Config) -> tuple[str, ...]:
+    """Copies of the embedding and the head beside the prediction layer, or a layer not asked for."""
+    return (f"{PREFIX}.layers.{config.layers}.", f"model.layers.{config.layers}.")
 
 
 def _read_mixers(r: ConfigReader, layers: int) -> tuple[str, ...]:
@@ -196,15 +210,17 @@ def _bound(r: ConfigReader, key: str, default: float | None = -5.0) -> float | N
 def _spellings(tree: Tree) -> Tree:
     """Text-only checkpoints leave `language_model` out of the names."""
 
-    def short(name: str | Part) -> str | Part:
-        if isinstance(name, Part):
-            return dataclasses.replace(name, name=short(name.name))
+    def short(name: str) -> str:
         return name.replace(f"{PREFIX}.", "model.")
 
     def one(param: Param) -> Param:
-        return dataclasses.replace(
-            param, also=(*param.also, short(param.name), *(short(a) for a in param.also))
-        )
+        more = [
+            dataclasses.replace(other, name=short(other.name))
+            if isinstance(other, Part)
+            else short(other)
+            for other in param.also
+        ]
+        return dataclasses.replace(param, also=(*param.also, short(param.name), *more))
 
     return map_params(one, tree)
 

@@ -26,7 +26,16 @@ from .layers.mla import Latent, declare_latents, declare_mla, mla, query_latent
 from .layers.mlp import declare_mlp, mlp
 from .layers.norm import rms_norm
 from .layers.rope import Rope, angles, read_rope, yarn_mscale
-from .layers.shared_moe import DENSE, SPARSE, Experts, declare_moe, moe, read_experts, read_mlp_types
+from .layers.shared_moe import (
+    DENSE,
+    NO_EXPERTS,
+    SPARSE,
+    Experts,
+    declare_moe,
+    moe,
+    read_experts,
+    read_mlp_types,
+)
 from .layers.stack import Layer, pick, run_layers, tap
 from .params import Dim, Param, Tree
 
@@ -43,7 +52,7 @@ class Config:
     latent: Latent
     index: Index
     width: int
-    experts: Experts | None
+    experts: Experts
     eps: float
     rope: Rope
     tied: bool
@@ -66,6 +75,11 @@ class Config:
     def of(self, kind: str) -> tuple[int, ...]:
         """The layers with this indexer or MLP."""
         return tuple(i for i, both in enumerate(self.kinds) if kind in both)
+
+
+def ignored(config: Config) -> tuple[str, ...]:
+    """Copies of the embedding and the head beside the prediction layer, or a layer not asked for."""
+    return (f"model.layers.{config.layers}.",)
 
 
 def read_drafts(r: ConfigReader) -> int:
@@ -112,7 +126,7 @@ def read_config(values: Mapping[str, Any]) -> Config:
         ),
         index=index,
         width=r.read("intermediate_size", int) if DENSE in mlps else 0,
-        experts=read_experts(r) if SPARSE in mlps or read_drafts(r) else None,
+        experts=read_experts(r) if SPARSE in mlps or read_drafts(r) else NO_EXPERTS,
         eps=r.read("rms_norm_eps", float, 1e-5),
         rope=read_rope(r, turned),
         tied=r.read("tie_word_embeddings", bool, False),

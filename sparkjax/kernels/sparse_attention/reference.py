@@ -63,19 +63,19 @@ def latent_attention(
     def product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.einsum(equation, a, b, precision=precision, preferred_element_type=jnp.float32)
 
-    if rows is not None:
+    if rows is not None and seen is not None:
         # A place that nothing was written to may hold anything, NaN too.
         rows = jnp.where(seen.any(axis=1)[:, :, None], rows, 0).astype(q.dtype)
 
-    def block(q: jax.Array, *parts: jax.Array) -> jax.Array:
-        parts_left = list(parts)
+    def block(q: jax.Array, *given: jax.Array) -> jax.Array:
+        left = list(given)
         masks, logits = [], []
         if rows is not None:
-            masks.append(parts_left.pop(0)[:, :, None])
+            masks.append(left.pop(0)[:, :, None])
             logits.append(product("bqhd,bkd->bqhk", q, rows))
         own = None
-        if selected is not None:
-            index = parts_left.pop(0)
+        if plane is not None and pages is not None and left:
+            index = left.pop(0)
             mask = index >= 0
             own = jnp.where(mask[..., None], gather_rows(plane, layer, pages, index), 0)
             own = own.astype(q.dtype)
@@ -102,7 +102,7 @@ def latent_attention(
             out = out + product("bqhk,bqkd->bqhd", p[..., cut:], own[..., :value_dim])
         return out.astype(q.dtype)
 
-    parts = ([] if rows is None else [seen]) + ([] if selected is None else [selected])
+    parts = [part for part in (seen, selected) if part is not None]
     count = (0 if rows is None else rows.shape[1]) * heads
     if selected is not None:
         count += selected.shape[-1] * (heads + dim)

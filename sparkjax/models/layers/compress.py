@@ -111,7 +111,8 @@ def compress(
         gates = gates + jnp.concatenate([ape, ape])
         # Places of the earlier window take half A, the others half B.
         from_a = (jnp.arange(2 * c.ratio) < c.ratio)[:, None]
-        values, gates = (jnp.where(from_a, *jnp.split(y, 2, axis=-1)) for y in (values, gates))
+        values = jnp.where(from_a, values[..., : c.dim], values[..., c.dim :])
+        gates = jnp.where(from_a, gates[..., : c.dim], gates[..., c.dim :])
         first = completed(batch, c.ratio)[0][:, None] + jnp.arange(gates.shape[1])
         gates = jnp.where((first == 0)[..., None, None] & from_a, -jnp.inf, gates)
     elif c.biased:

@@ -134,7 +134,7 @@ def shared_kv(
     more: dict[str, Any] = {}
     if selected is not None:
         more = {"plane": entries, "layer": entries_at, "pages": batch.pages, "selected": selected}
-    elif entries is not None:
+    elif entries is not None and limit is not None:
         found = caches.gather_pages(entries, entries_at, batch).astype(kv.dtype)
         rows = jnp.concatenate([rows, found], 1)
         below = jnp.arange(found.shape[1]) < limit[..., None]

@@ -40,6 +40,10 @@ class Experts:
     limit: float | None = None
 
 
+NO_EXPERTS = Experts(count=0, width=0, shared=0, k=0)
+"""Of a model whose layers are all dense."""
+
+
 def read_experts(r: ConfigReader, limit: float | None = None) -> Experts:
     """The fields that the GLM configs use."""
     r.require("scoring_func", ("sigmoid",), "sigmoid")
