@@ -242,7 +242,6 @@ class Job:
             gap = (now - choice.last) / new
             for _ in range(new):
                 metrics.observe("inter_token_latency_seconds", gap)
-                metrics.observe("time_per_output_token_seconds", gap)
             choice.last = now
         if new:
             metrics.count("generation_tokens", new)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.process_collector import ProcessCollector
 
@@ -41,7 +41,6 @@ COUNTERS = {
 HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "time_to_first_token_seconds": ("From a request's arrival to its first token", _SECONDS),
     "inter_token_latency_seconds": ("Between the tokens of a request", _GAPS),
-    "time_per_output_token_seconds": ("The same under its older name", _GAPS),
     "e2e_request_latency_seconds": ("From a request's arrival to its end", _LONG),
     "request_decode_time_seconds": ("From a request's first token to its last", _LONG),
     "request_prompt_tokens": ("Prompt tokens of a request", _TOKENS),
@@ -58,11 +57,15 @@ UNFED: dict[str, tuple[str, tuple[float, ...]]] = {
     "request_prefill_time_seconds": ("From a request's admission to its first token", _LONG),
     "request_inference_time_seconds": ("From a request's admission to its end", _LONG),
 }
+# Further names of the same numbers, which older dashboards look for.
+OLDER = {
+    "time_per_output_token_seconds": "inter_token_latency_seconds",
+    "gpu_cache_usage_perc": "kv_cache_usage_perc",
+}
 GAUGES = {
     "num_requests_running": ("Sequences that hold a slot", lambda g: g.running),
     "num_requests_waiting": ("Requests in the queue", lambda g: g.waiting),
     "kv_cache_usage_perc": ("Share of cache pages in use, 0 to 1", lambda g: _share(g)),
-    "gpu_cache_usage_perc": ("The same under its older name", lambda g: _share(g)),
 }
 OWN_GAUGES = {
     "num_requests_prefilling": ("Sequences whose prompt is not read yet", lambda g: g.prefilling),
@@ -72,53 +75,51 @@ OWN_GAUGES = {
 
 
 class Metrics:
-    """All metrics of one served model, in a registry of their own."""
+    """All metrics of one served model, in a registry of their own.
+
+    Every number is kept once; a scrape writes it under all its names.
+    """
 
     def __init__(self, model: str, engine: EngineService):
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model, "engine": "0"}
-        self._counters = {n: self._twins(Counter, n, doc) for n, doc in COUNTERS.items()}
-        self._histograms = {
-            n: self._twins(Histogram, n, doc, buckets=buckets)
-            for n, (doc, buckets) in (HISTOGRAMS | UNFED).items()
+        shared = CollectorRegistry()  # without prefixes
+        self._counters = {
+            name: Counter(name, doc, LABELS, registry=shared).labels(**self._labels)
+            for name, doc in COUNTERS.items()
         }
-        self._success = [
-            Counter(f"{p}request_success", "Requests that ended, by reason",
-                    (*LABELS, "finished_reason"), registry=self.registry)
-            for p in PREFIXES
-        ]  # fmt: skip
+        self._histograms = {
+            name: Histogram(name, doc, LABELS, registry=shared, buckets=buckets).labels(
+                **self._labels
+            )
+            for name, (doc, buckets) in (HISTOGRAMS | UNFED).items()
+        }
+        self._success = Counter(
+            "request_success", "Requests that ended, by reason", (*LABELS, "finished_reason"),
+            registry=shared,
+        )  # fmt: skip
+        for reason in ("stop", "length", "abort", "error"):  # a rate needs a zero to begin with
+            self._success.labels(**self._labels, finished_reason=reason)
         self._refused = Counter(
             "sparkjax:requests_refused", "Requests answered with an error, by its code",
             (*LABELS, "code"), registry=self.registry,
         )  # fmt: skip
-        for reason in ("stop", "length", "abort", "error"):  # a rate needs a zero to begin with
-            for each in self._success:
-                each.labels(**self._labels, finished_reason=reason)
-        self.registry.register(_Live(engine, self._labels))
+        shared.register(_Shared(engine, self._labels))
+        self.registry.register(_Named(shared))
+        self.registry.register(_Own(engine, self._labels))
         ProcessCollector(registry=self.registry)
-
-    def _twins(self, kind: Any, name: str, doc: str, **options: Any) -> list[Any]:
-        return [
-            kind(f"{p}{name}", doc, LABELS, registry=self.registry, **options).labels(
-                **self._labels
-            )
-            for p in PREFIXES
-        ]
 
     def count(self, name: str, amount: float = 1) -> None:
         """Adds to a counter."""
-        for each in self._counters[name]:
-            each.inc(amount)
+        self._counters[name].inc(amount)
 
     def observe(self, name: str, value: float) -> None:
         """Adds a value to a histogram."""
-        for each in self._histograms[name]:
-            each.observe(value)
+        self._histograms[name].observe(value)
 
     def ended(self, reason: str) -> None:
         """One choice ended: stop, length, abort (its client left) or error."""
-        for each in self._success:
-            each.labels(**self._labels, finished_reason=reason).inc()
+        self._success.labels(**self._labels, finished_reason=reason).inc()
 
     def refused(self, code: str) -> None:
         """One request was answered with an error."""
@@ -129,8 +130,52 @@ class Metrics:
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
 
-class _Live:
-    """What is read from the engine at each scrape."""
+class _Collector:
+    """Reads at each scrape; says nothing before, when the engine may not run yet."""
+
+    def describe(self) -> list[Metric]:
+        """See prometheus_client's Collector."""
+        return []
+
+
+class _Named(_Collector):
+    """The metrics of another registry under every prefix and older name."""
+
+    def __init__(self, registry: CollectorRegistry):
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client's Collector."""
+        for metric in self._registry.collect():
+            names = [metric.name, *(old for old, new in OLDER.items() if new == metric.name)]
+            for name in (prefix + name for prefix in PREFIXES for name in names):
+                renamed = Metric(name, metric.documentation, metric.type)
+                renamed.samples = [
+                    sample._replace(name=name + sample.name.removeprefix(metric.name))
+                    for sample in metric.samples
+                    if not sample.name.endswith("_created")
+                ]
+                yield renamed
+
+
+class _Shared(_Collector):
+    """What is read from the engine and has a name elsewhere too."""
+
+    def __init__(self, engine: EngineService, labels: dict[str, str]):
+        self._engine, self._labels = engine, labels
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client's Collector."""
+        now, limits = self._engine.gauges(), self._engine.limits
+        for name, (doc, read) in GAUGES.items():
+            yield _family(GaugeMetricFamily, name, doc, self._labels, read(now))
+        sizes = {"block_size": str(limits.page_size), "num_gpu_blocks": str(limits.pages)}
+        labels = self._labels | sizes
+        yield _family(GaugeMetricFamily, "cache_config_info", "Sizes of the caches", labels, 1)
+
+
+class _Own(_Collector):
+    """What is read from the engine and only this server has."""
 
     def __init__(self, engine: EngineService, labels: dict[str, str]):
         self._engine, self._labels = engine, labels
@@ -138,48 +183,28 @@ class _Live:
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
         engine, now = self._engine, self._engine.gauges()
-        for name, (doc, read) in GAUGES.items():
-            for prefix in PREFIXES:
-                yield self._gauge(prefix + name, doc, read(now))
-        for name, (doc, read) in OWN_GAUGES.items():
-            yield self._gauge(f"sparkjax:{name}", doc, read(now))
-        yield self._gauge(
-            "sparkjax:engine_ready", "1 while it takes requests", engine.state == "ready"
-        )
-        yield self._gauge("sparkjax:engine_failed", "1 once it is dead", engine.state == "failed")
-        yield self._gauge("sparkjax:engine_stalled_seconds", "Time since its last progress under load",
-                          engine.heartbeat())  # fmt: skip
-        compiled = CounterMetricFamily(
-            "sparkjax:compilations",
-            "Programs compiled after readiness: a bug if any",
-            labels=LABELS,
-        )
-        compiled.add_metric([self._labels[label] for label in LABELS], engine.compilations)
-        yield compiled
-        yield from self._infos()
+        values = {name: (doc, read(now)) for name, (doc, read) in OWN_GAUGES.items()} | {
+            "engine_ready": ("1 while it takes requests", engine.state == "ready"),
+            "engine_failed": ("1 once it is dead", engine.state == "failed"),
+            "engine_stalled_seconds": (
+                "Time since its last progress under load",
+                engine.heartbeat(),
+            ),
+        }
+        for name, (doc, value) in values.items():
+            yield _family(GaugeMetricFamily, f"sparkjax:{name}", doc, self._labels, value)
+        yield _family(
+            CounterMetricFamily, "sparkjax:compilations", "Programs compiled after readiness: a bug if any",
+            self._labels, engine.compilations,
+        )  # fmt: skip
+        version = {"version": sparkjax.__version__}
+        yield _family(GaugeMetricFamily, "sparkjax:build_info", "Version", version, 1)
 
-    def _gauge(self, name: str, doc: str, value: float) -> Metric:
-        family = GaugeMetricFamily(name, doc, labels=LABELS)
-        family.add_metric([self._labels[label] for label in LABELS], float(value))
-        return family
 
-    def _infos(self) -> Iterable[Metric]:
-        limits = self._engine.limits
-        build = InfoMetricFamily("sparkjax:build", "Version", labels=())
-        build.add_metric([], {"version": sparkjax.__version__})
-        yield build
-        sizes = {"block_size": limits.page_size, "num_gpu_blocks": limits.pages}
-        for prefix in PREFIXES:
-            names = [*LABELS, *sizes]
-            family = GaugeMetricFamily(
-                f"{prefix}cache_config_info", "Sizes of the caches", labels=names
-            )
-            family.add_metric([*self._labels.values(), *map(str, sizes.values())], 1.0)
-            yield family
-
-    def describe(self) -> list[Metric]:
-        """Nothing: it may be registered before the engine runs."""
-        return []
+def _family(kind: Any, name: str, doc: str, labels: dict[str, str], value: float) -> Metric:
+    family = kind(name, doc, labels=tuple(labels))
+    family.add_metric(list(labels.values()), float(value))
+    return family
 
 
 def _share(gauges: Any) -> float:

@@ -14,7 +14,7 @@ from sparkjax.engine.service import EngineService
 
 from . import toy
 
-LIMITS = Limits(slots=4, pages=64, page_size=16, context=512, queue=8, tiles=(16, 32), rows=(2, 4))
+LIMITS = Limits(slots=4, pages=160, page_size=16, context=512, queue=8, tiles=(16, 32), rows=(2, 4))
 Script = Callable[[Submit], list[int]]
 
 

@@ -391,7 +391,7 @@ def test_models(api):
     card = api.get("/v1/models/toy").json()
     assert card == listed["data"][0]
     assert card["context"] == {
-        "request_limit_tokens": 512, "position_ceiling_tokens": 512, "kv_pool_tokens": 1024,
+        "request_limit_tokens": 512, "position_ceiling_tokens": 512, "kv_pool_tokens": 2560,
         "limited_by": "position-ceiling",
     }  # fmt: skip
     assert card["sampling"]["defaults"]["temperature"] == 0.7
