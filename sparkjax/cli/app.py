@@ -139,7 +139,13 @@ def score(
 
 @app.command()
 def verify(
-    directory: Annotated[list[Path], typer.Argument(help="Checkpoint with golden.safetensors.")],
+    directory: Annotated[
+        list[Path] | None, typer.Argument(help="Checkpoint with golden.safetensors.")
+    ] = None,
+    vectors: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder of weight format vectors (index.json); a line a case. Repeats."),
+    ] = None,
     dtype: Annotated[
         Literal["float32", "bfloat16"], typer.Option(help="Each has its own rule.")
     ] = "float32",
@@ -150,10 +156,15 @@ def verify(
 ) -> None:
     """Compare a checkpoint's outputs with the reference outputs beside it; exit 1 when off."""
     with show.plain_errors():
+        if not directory and not vectors:
+            show.fail("nothing to compare: give a directory or --vectors")
         from sparkjax.verify import verify as compare
+        from sparkjax.weights.vectors import judge
 
         fine = True
-        for path in directory:
+        for path in vectors or ():
+            fine = show.vectors(path, judge(path), as_json) and fine
+        for path in directory or ():
             report = compare(path, dtype=dtype, tiles=tile)
             show.report(report, as_json)
             fine = fine and report.ok

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import msgspec
@@ -96,6 +96,25 @@ def report(report: Any, as_json: bool) -> None:
         numbers = f"{_number(line.relative)}  {_number(line.absolute)}"
         console.print(f"  {verdict} {line.what:<28} {numbers}  {line.note}".rstrip())
     console.print("[green]all equal[/]" if report.ok else "[bold red]off[/]")
+
+
+def vectors(path: Any, lines: Iterable[Any], as_json: bool) -> bool:
+    """A line for each case of `sparkjax verify --vectors`; whether all are fine."""
+    if as_json:
+        cases = [dataclasses.asdict(line) for line in lines]
+        fine = all(case["ok"] for case in cases)
+        dump({"path": str(path), "ok": fine, "cases": cases})
+        return fine
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(str(path))
+    count, off = 0, 0
+    for line in lines:
+        count, off = count + 1, off + (not line.ok)
+        verdict = "[green]ok [/]" if line.ok else "[bold red]OFF[/]"
+        text = f"  {line.name:<34} {line.rule:<6} {_number(line.error)}  {line.note}"
+        console.print(verdict, Text(text.rstrip()), end="\n", sep="")
+    console.print(f"[green]all {count} equal[/]" if not off else f"[bold red]{off} of {count} off[/]")
+    return not off
 
 
 def _number(value: float | None) -> str:

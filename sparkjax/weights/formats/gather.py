@@ -1,0 +1,71 @@
+"""What picking rows or columns does to planes, blocks and packed words, on the host.
+
+A format's `pick` is written with these. An index [parts * size] names the source of every
+element of the result, -1 for padding; each part becomes a rank's share.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...mesh.units import take
+
+
+def is_identity(index: np.ndarray, size: int, parts: int) -> bool:
+    """Whether picking changes nothing."""
+    return parts == 1 and len(index) == size and bool((index == np.arange(size)).all())
+
+
+def copies(plane: np.ndarray | None, axis: int, parts: int) -> np.ndarray | None:
+    """A plane that does not vary along the axis, once for each share."""
+    if plane is None or parts == 1:
+        return plane
+    return np.concatenate([plane] * parts, axis)
+
+
+def regroup(
+    index: np.ndarray, block: int, parts: int, *, wild: bool = True
+) -> tuple[int, np.ndarray]:
+    """Blocks of the result when its elements come from blocks of `block` elements.
+
+    Where blocks of the result would mix blocks of the source they are made smaller (the largest
+    divisor of `block` that works), and the source's scales stand for several of them.
+
+    Args:
+      wild: whether padding can be in any block (its stored code is zero under every scale);
+        otherwise it gets blocks of its own.
+
+    Returns:
+      The result's block size, and the source block of each of its blocks (-1: padding).
+    """
+    if block == 0:
+        return 0, np.zeros(parts, np.int64)
+    source = np.where(index < 0, -1, index // block).reshape(parts, -1)
+    size = source.shape[1]
+    # Anything joins a block of elements that are not there.
+    absent, free = -2, (-1, -2) if wild else (-2,)
+    for b in (d for d in range(block, 0, -1) if block % d == 0):
+        fill = -size % b
+        chunks = np.pad(source, ((0, 0), (0, fill)), constant_values=absent).reshape(-1, b)
+        joins = np.isin(chunks, free)
+        low = np.where(joins, np.iinfo(np.int64).max, chunks).min(1)
+        high = np.where(joins, -3, chunks).max(1)
+        if ((low == high) | joins.all(1)).all():
+            groups = np.where(joins.all(1), -1, high)
+            return b, groups
+    raise AssertionError("blocks of one element always work")
+
+
+def take_scales(plane: np.ndarray, axis: int, groups: np.ndarray) -> np.ndarray:
+    """Scales (or zero points) of the result's blocks; those of padding are arbitrary but finite."""
+    return take(plane, axis, np.maximum(groups, 0))
+
+
+def by_parts(fields: np.ndarray, parts: int) -> np.ndarray:
+    """[..., parts * size] -> [..., parts, size], to pack each share by itself."""
+    return fields.reshape(*fields.shape[:-1], parts, -1)
+
+
+def joined(packed: np.ndarray) -> np.ndarray:
+    """[..., parts, words] -> [..., parts * words]."""
+    return packed.reshape(*packed.shape[:-2], -1)
