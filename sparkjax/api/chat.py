@@ -81,9 +81,9 @@ def _message(value: Any, where: str) -> dict[str, Any]:
     role = fields.choice("role", ROLES) or ""
     if not role:
         raise fields.wrong("role", "one of " + ", ".join(ROLES))
-    for name, neutral in (("tool_calls", []), ("function_call", None), ("audio", None)):
-        if value.get(name) not in (None, neutral):
-            raise unsupported.unsupported(fields.name(name), "is not supported")
+    for key, neutral in (("tool_calls", []), ("function_call", None), ("audio", None)):
+        if value.get(key) not in (None, neutral):
+            raise unsupported.unsupported(fields.name(key), "is not supported")
     # OpenAI's newer name for the system role; templates know the older one.
     message: dict[str, Any] = {"role": "system" if role == "developer" else role}
     message["content"] = _content(fields, role)
