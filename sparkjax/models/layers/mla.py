@@ -164,9 +164,9 @@ def mla(
 
 
 def _per_head(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
+    # Sums are float32 inside the product; a CPU has no such product with a float32 result.
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    y = jnp.einsum(equation, x, w, precision=precision, preferred_element_type=jnp.float32)
-    return y.astype(x.dtype)
+    return jnp.einsum(equation, x, w, precision=precision)
 
 
 def _into(q: jax.Array, w: jax.Array) -> jax.Array:
