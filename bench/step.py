@@ -92,7 +92,7 @@ def measure(model: Model, rows: int, position: int, steps: int, rounds: int) -> 
     for round in range(rounds + 1):  # the first compiles and warms up
         begin = time.perf_counter()
         for _ in range(steps):
-            state, packed = programs.decode(model.params, state, numbers, mask)
+            state, packed = programs.decode(model.params, state, numbers, mask, None)
         jax.block_until_ready(packed)
         if round:
             found.append((time.perf_counter() - begin) / steps)

@@ -137,8 +137,9 @@ def load(
 def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
     """What no single field can say: values that do not go together, or that do not exist yet."""
     engine, mesh = config.engine, config.mesh
-    if engine.page_size & (engine.page_size - 1):
-        yield "engine.page_size", f"is {engine.page_size}; allowed: a power of two"
+    page = engine.page_size or 1
+    if page & (page - 1):
+        yield "engine.page_size", f"is {page}; allowed: a power of two"
     for name, sizes in (("tiles", engine.tiles), ("rows", engine.rows)):
         if sizes and list(sizes) != sorted(set(sizes)):
             yield f"engine.{name}", f"is {list(sizes)}; allowed: rising sizes"
@@ -147,10 +148,10 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
             "engine.rows",
             f"is {list(engine.rows)}; the last must hold all engine.slots ({engine.slots})",
         )
-    if engine.kv_tokens is not None and engine.kv_tokens < engine.page_size:
+    if engine.kv_tokens is not None and engine.kv_tokens < page:
         yield (
             "engine.kv_tokens",
-            f"is {engine.kv_tokens}; at least one page (engine.page_size = {engine.page_size})",
+            f"is {engine.kv_tokens}; at least one page (engine.page_size = {page})",
         )
     if mesh.tensor_parallel > 1:
         yield "mesh.tensor_parallel", f"is {mesh.tensor_parallel}; only 1 is implemented so far"

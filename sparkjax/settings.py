@@ -65,8 +65,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     page_size: Annotated[
-        int, Meta(ge=1, le=4096, description="tokens of a cache page, a power of two")
-    ] = 64
+        Annotated[int, Meta(ge=1, le=4096)] | None,
+        Meta(description="tokens of a cache page, a power of two; null is 64, or what the model needs"),
+    ] = None
     tiles: Annotated[
         Annotated[tuple[Positive, ...], Meta(min_length=1, max_length=8)] | None,
         Meta(description="prefill tile sizes in tokens, rising; null suits the device"),

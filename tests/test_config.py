@@ -170,7 +170,7 @@ def test_empty_files_and_sections_are_defaults(write, text):
         ("engine.tiles=128,32", "allowed: rising sizes"),
         ("engine.rows=2,2,8", "allowed: rising sizes"),
         ("engine.rows=2,4", "the last must hold all engine.slots (8)"),
-        ("engine.kv_tokens=8", "at least one page (engine.page_size = 64)"),
+        ("engine.kv_tokens=0", "allowed: an integer"),
         ("mesh.tensor_parallel=2", "only 1 is implemented so far"),
         ("mesh.peers=a:1,b:1", "only one process is implemented so far"),
         ("mesh.rank=1", "only rank 0 is implemented so far"),

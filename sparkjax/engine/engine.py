@@ -33,10 +33,11 @@ class Engine:
         self._next_id = 0
 
     def step(self, tick: Tick) -> list[Event]:
-        """One tick. The device runs this one's plan while the host reads the last one's results."""
+        """One tick. The device runs this one's plan while the host reads the last one's results
+        (unless the next plan cannot be prepared without them)."""
         plan = self.scheduler.schedule(tick)
         self._flights.append(self.runner.run(plan))
-        return self._commit(keep=0 if plan.empty else 1)
+        return self._commit(keep=0 if plan.empty or self.runner.waits else 1)
 
     def _commit(self, keep: int) -> list[Event]:
         events: list[Event] = []

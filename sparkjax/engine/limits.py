@@ -45,7 +45,7 @@ def make_limits(
     slots: int = 8,
     context: int | None = None,
     kv_tokens: int | None = None,
-    page_size: int = 64,
+    page_size: int | None = None,
     tiles: tuple[int, ...] | None = None,
     rows: tuple[int, ...] | None = None,
     queue: int = 64,
@@ -58,6 +58,7 @@ def make_limits(
     """The limits that settings (see `sparkjax.settings.Engine`) and a loaded model give.
 
     Args:
+      page_size: tokens a page (default: 64, or what the model's pooled caches need).
       memory: bytes that caches may take (default: MemAvailable).
 
     Raises:
@@ -65,6 +66,7 @@ def make_limits(
       DoesNotFit: names the sizes and the largest kv_tokens that would fit.
     """
     own = model.config.max_positions
+    page_size = model.page if page_size is None else page_size
     context = min(own, CONTEXT) if context is None else context
     if context > own:
         raise LimitsError(f"engine.context is {context}; the model's own limit is {own} tokens")

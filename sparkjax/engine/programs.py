@@ -52,10 +52,11 @@ class Programs:
     Attributes:
       seat: (state, slot int32 [], settings) -> state
       tile: (params, state, numbers int32 [1, HEADER + T], tokens int32 [1, Q], targets int32
-        [1, Q], mask) -> (state, packed [1, RESULT], scores [Q, RESULT]); targets are the tokens
-        that follow, for prompt log-probabilities.
-      decode: (params, state, numbers int32 [B, HEADER + T], mask) -> (state, packed [B, RESULT]);
-        LENGTH is 1 for a real row, 0 for padding. A row of a dead slot gives token -1.
+        [1, Q], mask, prelude) -> (state, packed [1, RESULT], scores [Q, RESULT]); targets are the
+        tokens that follow, for prompt log-probabilities.
+      decode: (params, state, numbers int32 [B, HEADER + T], mask, prelude) -> (state, packed
+        [B, RESULT]); LENGTH is 1 for a real row, 0 for padding. A row of a dead slot gives token
+        -1. `prelude` is `Batch.prelude`: what a family looks up on the host, else None.
     """
 
     def __init__(self, model: Any):
@@ -77,9 +78,11 @@ class Programs:
         tokens: jax.Array,
         targets: jax.Array,
         mask: jax.Array,
+        prelude: Any,
     ) -> tuple[State, jax.Array, jax.Array]:
         slot, length = numbers[:, SLOT], numbers[:, LENGTH]
-        batch = Batch(tokens, numbers[:, START], length, numbers[:, HEADER:], slot)
+        pages = numbers[:, HEADER:]
+        batch = Batch(tokens, numbers[:, START], length, pages, slot, prelude=prelude)
         residual, kv = self._forward(params, state.caches, batch)
         slots = state.slots
         prompt = jnp.where(batch.valid, tokens, slots.seen.shape[1])
@@ -104,15 +107,14 @@ class Programs:
         return State(kv, slots), packed, scores
 
     def _decode(
-        self, params: Any, state: State, numbers: jax.Array, mask: jax.Array
+        self, params: Any, state: State, numbers: jax.Array, mask: jax.Array, prelude: Any
     ) -> tuple[State, jax.Array]:
         slots, slot = state.slots, numbers[:, SLOT]
         # Padding rows point at slot 0 and must not count as alive.
         live = (numbers[:, LENGTH] > 0) & slots.alive[slot]
         start = jnp.where(live, slots.lengths[slot], 0)
-        batch = Batch(
-            slots.tokens[slot][:, None], start, live.astype(jnp.int32), numbers[:, HEADER:], slot
-        )
+        tokens, lengths = slots.tokens[slot][:, None], live.astype(jnp.int32)
+        batch = Batch(tokens, start, lengths, numbers[:, HEADER:], slot, prelude=prelude)
         residual, kv = self._forward(params, state.caches, batch)
         where = jnp.where(live, slot, slots.tokens.shape[0])
         slots = dataclasses.replace(slots, lengths=slots.lengths.at[where].add(1, mode="drop"))

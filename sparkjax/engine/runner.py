@@ -48,6 +48,10 @@ class Runner:
         # No grammar: every token is allowed. One resident mask a row count, never uploaded again.
         words = -(-self.vocab // 32)
         self._holders: dict[int, int] = {}
+        # Families with tables on the host look tokens up in front of each step, so the host must
+        # know them: prompt and output so far, by slot.
+        self.waits = bool(model.tables)
+        self._tokens: dict[int, list[int]] = {}
         # Committed to the model's devices from the start: what a program returns is, and a program
         # compiled for uncommitted arguments would be compiled again.
         slots, self._open = jax.jit(
@@ -105,10 +109,15 @@ class Runner:
         if flight.rows is not None:
             packed = np.asarray(flight.rows)
             outputs += [_row_output(row, packed[i]) for i, row in enumerate(flight.plan.rows)]
+        if self.waits:
+            for item, output in zip(flight.plan.work, outputs, strict=True):
+                if output.token is not None and self._holders[item.slot] == item.request.id:
+                    self._tokens[item.slot].append(output.token)
         return outputs
 
     def _seat(self, slot: int, request: Submit) -> None:
         self._holders[slot] = request.id
+        self._tokens[slot] = list(request.tokens) if self.waits else []
         self.state = self.programs.seat(self.state, np.int32(slot), settings(request))
 
     def _tile(self, tile: Tile) -> tuple[jax.Array, jax.Array]:
@@ -125,7 +134,13 @@ class Runner:
         numbers[0, :HEADER] = tile.slot, tile.start, tile.length, emit, score
         numbers[0, HEADER : HEADER + len(tile.pages)] = tile.pages
         self.state, packed, scores = self.programs.tile(
-            self.model.params, self.state, numbers, tokens, targets, self._open[1]
+            self.model.params,
+            self.state,
+            numbers,
+            tokens,
+            targets,
+            self._open[1],
+            self._prelude([(tile.slot, tile.start, tile.length)], 1, tile.size),
         )
         return packed, scores
 
@@ -135,9 +150,23 @@ class Runner:
             numbers[i, :HEADER] = row.slot, row.position, 1, 1, 0
             numbers[i, HEADER : HEADER + len(row.pages)] = row.pages
         self.state, packed = self.programs.decode(
-            self.model.params, self.state, numbers, self._open[size]
+            self.model.params,
+            self.state,
+            numbers,
+            self._open[size],
+            self._prelude([(row.slot, row.position, 1) for row in rows], size, 1),
         )
         return packed
+
+    def _prelude(self, spans: list[tuple[int, int, int]], rows: int, width: int) -> Any:
+        """What the host looks up for (slot, start, count) spans, padded to `rows` by `width`."""
+        if not self.waits:
+            return None
+        known = [
+            (np.asarray(self._tokens[slot], np.int32), start, count) for slot, start, count in spans
+        ]
+        nothing = (np.zeros(1, np.int32), 0, 0)
+        return self.model.prelude(known + [nothing] * (rows - len(known)), width)
 
     def _numbers(self, rows: int) -> np.ndarray:
         return np.zeros((rows, HEADER + self.width), np.int32)
