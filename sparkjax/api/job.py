@@ -44,6 +44,7 @@ class _Choice:
     answer: Answer
     id: int = -1
     first: float | None = None
+    admitted: float | None = None
     last: float = 0.0
     closed: bool = False
 
@@ -157,6 +158,8 @@ class Job:
             metrics = self._front.metrics
             metrics.observe("e2e_request_latency_seconds", choice.last - self.arrived)
             metrics.observe("request_decode_time_seconds", choice.last - choice.first)
+            if choice.admitted is not None:
+                metrics.observe("request_inference_time_seconds", choice.last - choice.admitted)
             metrics.observe("request_generation_tokens", choice.answer.tokens)
             self._front.lasted(choice.last - self.arrived)
         if not self._open:
@@ -233,6 +236,10 @@ class Job:
             choice.first = choice.last = now
             size = len(choice.prompt.tokens)
             metrics.observe("time_to_first_token_seconds", now - self.arrived)
+            if event.admitted is not None:
+                choice.admitted = event.admitted
+                metrics.observe("request_queue_time_seconds", event.admitted - self.arrived)
+                metrics.observe("request_prefill_time_seconds", now - event.admitted)
             metrics.observe("request_prompt_tokens", size)
             metrics.count("prompt_tokens", size)
             metrics.count("prefix_cache_queries", size)

@@ -42,6 +42,9 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "time_to_first_token_seconds": ("From a request's arrival to its first token", _SECONDS),
     "inter_token_latency_seconds": ("Between the tokens of a request", _GAPS),
     "e2e_request_latency_seconds": ("From a request's arrival to its end", _LONG),
+    "request_queue_time_seconds": ("From a request's arrival to its admission", _LONG),
+    "request_prefill_time_seconds": ("From a request's admission to its first token", _LONG),
+    "request_inference_time_seconds": ("From a request's admission to its end", _LONG),
     "request_decode_time_seconds": ("From a request's first token to its last", _LONG),
     "request_prompt_tokens": ("Prompt tokens of a request", _TOKENS),
     "request_generation_tokens": ("Generated tokens of a request", _TOKENS),
@@ -49,13 +52,6 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "request_params_max_tokens": ("max_tokens of a request that gave it", _TOKENS),
     "request_params_n": ("n of a request", _COUNTS),
     "iteration_tokens_total": ("Tokens of a step, prompts at their first token", _STEP),
-}
-# What the engine alone could measure. It does not yet, and a wrong number is worse than none: the
-# names exist, without samples.
-UNFED: dict[str, tuple[str, tuple[float, ...]]] = {
-    "request_queue_time_seconds": ("From a request's arrival to its admission", _LONG),
-    "request_prefill_time_seconds": ("From a request's admission to its first token", _LONG),
-    "request_inference_time_seconds": ("From a request's admission to its end", _LONG),
 }
 # Further names of the same numbers, which older dashboards look for.
 OLDER = {
@@ -92,7 +88,7 @@ class Metrics:
             name: Histogram(name, doc, LABELS, registry=shared, buckets=buckets).labels(
                 **self._labels
             )
-            for name, (doc, buckets) in (HISTOGRAMS | UNFED).items()
+            for name, (doc, buckets) in HISTOGRAMS.items()
         }
         self._success = Counter(
             "request_success", "Requests that ended, by reason", (*LABELS, "finished_reason"),

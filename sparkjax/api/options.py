@@ -24,6 +24,9 @@ COMMON = frozenset(
      "logprobs", "max_tokens", "stream", "stream_options", "user", "safety_identifier", "metadata"]
 )  # fmt: skip
 
+STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
+"""What `stream_options` may switch on."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -35,6 +38,7 @@ class Options:
       n: choices for each prompt.
       stops: stop strings; `stop_ids` are tokens that end the answer.
       include_usage: a stream ends with a chunk of usage.
+      continuous_usage: with it, every chunk has the usage so far (vLLM's continuous_usage_stats).
     """
 
     sampling: Sampling
@@ -44,6 +48,7 @@ class Options:
     stop_ids: tuple[int, ...]
     stream: bool
     include_usage: bool
+    continuous_usage: bool
 
     def sampling_of(self, choice: int) -> Sampling:
         """The sampling of one choice."""
@@ -90,7 +95,8 @@ def read(
         stops=_stops(fields),
         stop_ids=_stop_ids(fields, served),
         stream=stream,
-        include_usage=_include_usage(fields, stream),
+        include_usage=_stream_option(fields, stream, "include_usage"),
+        continuous_usage=_stream_option(fields, stream, "continuous_usage_stats"),
     )
 
 
@@ -165,21 +171,22 @@ def _stop_ids(fields: Fields, served: ServedModel) -> tuple[int, ...]:
     return tuple(sorted({*own, *token_ids(asked, "stop_token_ids", served.vocab_size)}))
 
 
-def _include_usage(fields: Fields, stream: bool) -> bool:
+def _stream_option(fields: Fields, stream: bool, wanted: str) -> bool:
     given = fields.object("stream_options")
     if given is None:
         return False
     if not stream:
         raise invalid("stream_options", "is only allowed when stream is true")
     for name, value in given.values.items():
-        if name == "include_usage" or value is None:
+        if name in STREAM_OPTIONS or value is None:
             continue
-        if name not in ("include_obfuscation", "continuous_usage_stats") or value is not False:
+        if name != "include_obfuscation" or value is not False:
             raise unsupported(
                 given.name(name) if len(name) < 64 else "stream_options",
-                f"is {show(value)}, which is not supported; allowed in stream_options: include_usage",
+                f"is {show(value)}, which is not supported; allowed in stream_options: "
+                + ", ".join(STREAM_OPTIONS),
             )
-    return given.boolean("include_usage", False)
+    return given.boolean(wanted, False)
 
 
 def _check_labels(fields: Fields) -> None:

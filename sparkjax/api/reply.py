@@ -104,11 +104,17 @@ class Reply(Response):
         self, job: Job, work: Work, wire: Wire, record: Record
     ) -> AsyncIterator[bytes]:
         head = self._head(wire.chunk_kind)
-        usage: dict[str, Any] = {"usage": None} if work.options.include_usage else {}
+        wanted = work.options.include_usage
+
+        def usage() -> dict[str, Any]:
+            if not wanted:
+                return {}
+            return {"usage": job.usage.json() if work.options.continuous_usage else None}
+
         try:
             async for batch in job.pieces(self._silence):
                 data = b"".join(
-                    _event(head | {"choices": [choice]} | usage)
+                    _event(head | {"choices": [choice]} | usage())
                     for index, piece in batch
                     for choice in wire.chunks(index, piece)
                 )
@@ -118,7 +124,7 @@ class Reply(Response):
             record.refuse(error)
             yield _event(error.body())
         else:
-            if usage:
+            if wanted:
                 yield _event(head | {"choices": [], "usage": job.usage.json()})
         yield DONE
 

@@ -181,7 +181,7 @@ def _common(served: ServedModel) -> Schema:
         # Allowed with stream only, which a schema of plain fields cannot say.
         "stream_options": {
             "type": ["object", "null"],
-            "properties": {"include_usage": {"type": "boolean"}},
+            "properties": {name: {"type": "boolean"} for name in options.STREAM_OPTIONS},
         },
     }
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from .plan import Event
+from .plan import Event, Plan
 from .records import Limits, Submit, Tick
 from .runner import Flight, Runner
 from .scheduler import Scheduler
@@ -29,13 +29,15 @@ class Engine:
         self.runner = Runner(model, limits)
         self._record = record
         self._flights: deque[Flight] = deque()
+        self.plan = Plan(-1)
+        """The last tick's plan."""
         self._next_tick = 0
         self._next_id = 0
 
     def step(self, tick: Tick) -> list[Event]:
         """One tick. The device runs this one's plan while the host reads the last one's results
         (unless the next plan cannot be prepared without them)."""
-        plan = self.scheduler.schedule(tick)
+        plan = self.plan = self.scheduler.schedule(tick)
         self._flights.append(self.runner.run(plan))
         return self._commit(keep=0 if plan.empty or self.runner.waits else 1)
 

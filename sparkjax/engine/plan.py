@@ -92,6 +92,8 @@ class Event:
     scores): one entry per prompt position from 1 on, since nothing predicts the first token.
     `finish` is None while it runs, else "stop", "length", "cancelled" or "error".
     `cached` is the number of prompt tokens that were not computed (prefix reuse).
+    `admitted` is when the request got a slot, in seconds of `time.monotonic()`; the service's
+    thread adds it for metrics, nothing decides by it.
     """
 
     id: int
@@ -101,3 +103,4 @@ class Event:
     finish: str | None = None
     cached: int = 0
     error: str | None = None
+    admitted: float | None = None

@@ -50,6 +50,8 @@ class EngineService:
         self._engine = engine
         self._callbacks: dict[int, Callback] = {}
         self._inbox = _Inbox()
+        self._taken = 0  # submissions in the tick that runs
+        self._admitted: dict[int, float] = {}
         self._wake = threading.Condition()
         self._beat = time.monotonic()
         self._working = False
@@ -98,7 +100,7 @@ class EngineService:
         with self._wake:
             if self.state != "ready":
                 raise EngineStopped(self.failure or f"the engine is {self.state}")
-            if self._engine.scheduler.queue_full(pending=len(self._inbox.submits)):
+            if self._engine.scheduler.queue_full(len(self._inbox.submits) + self._taken):
                 raise QueueFull(f"{self.limits.queue} requests wait already")
             request = Submit(
                 self._engine.new_id(), tokens, max_tokens, sampling, stop_ids, prompt_logprobs
@@ -181,8 +183,11 @@ class EngineService:
                 events = self._engine.tick(
                     tuple(inbox.submits), tuple(inbox.cancels), tuple(inbox.stops)
                 )
+                self._taken = 0
                 self._beat = time.monotonic()
                 self.ticks += 1
+                for tile in self._engine.plan.tiles:
+                    self._admitted.setdefault(tile.request.id, self._beat)
                 self._gauges = self._engine.scheduler.gauges()
                 self._deliver(events)
                 if self._engine.idle:
@@ -202,12 +207,15 @@ class EngineService:
             if not self._working:
                 self._working, self._beat = True, time.monotonic()
             inbox, self._inbox = self._inbox, _Inbox()
+            self._taken = len(inbox.submits)
             return inbox
 
     def _deliver(self, events: list[Event]) -> None:
         for event in events:
             callback = self._callbacks.get(event.id)
+            event = dataclasses.replace(event, admitted=self._admitted.get(event.id))
             if event.finish is not None:
+                self._admitted.pop(event.id, None)
                 with self._wake:
                     self._callbacks.pop(event.id, None)
             if callback is not None:

@@ -81,7 +81,7 @@ class FakeCore:
             self._number, tuple(submits), tuple(cancels), tuple(stops), self.scheduler.digest
         )
         self._number += 1
-        plan = self.scheduler.schedule(tick)
+        plan = self.plan = self.scheduler.schedule(tick)
         outputs = [self._output(item) for item in plan.work]
         return self._grouped(self.scheduler.commit(plan.number, outputs))
 

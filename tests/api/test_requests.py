@@ -243,8 +243,11 @@ def test_model_must_be_the_served_one():
 def test_stream_options():
     assert parse_chat(stream=True, stream_options={"include_usage": True}).options.include_usage
     assert not parse_chat(stream=True, stream_options={}).options.include_usage
+    assert parse_chat(
+        stream=True, stream_options={"continuous_usage_stats": True}
+    ).options.continuous_usage
     parse_chat(stream=True, stream_options={"include_obfuscation": False, "other": None})
-    for option in ("include_obfuscation", "continuous_usage_stats", "what"):
+    for option in ("include_obfuscation", "what"):
         error = error_of(parse_chat, stream=True, stream_options={option: True})
         assert error.param == f"stream_options.{option}"
 
