@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from .weights import load
 from .weights.checkpoint import GGUF, Checkpoint, open_checkpoint
 from .weights.errors import CheckpointError
 
+log = logging.getLogger(__name__)
 PAGE = 64
 """Tokens a page of the library's own caches."""
 
@@ -84,13 +86,15 @@ class Model:
         config = family.read_config(checkpoint.config)
         mesh = spmd.make_mesh(context.ranks) if context.ranks > 1 else None
         hosted = tables.declared(family, config)
+        tree = family.declare(config, context.ranks)
+        drafts, partial = _drafts(family, config, context.ranks, checkpoint)
         params = load.load_params(
-            _declared(family, config, context.ranks, checkpoint),
+            tree | {"draft": drafts} if drafts else tree,
             checkpoint,
             ranks=context.ranks,
             mesh=mesh,
             expand=load.expand_where_needed(context.platform),
-            ignored=(*ignored(family, config), *tables.tensors(hosted, checkpoint)),
+            ignored=(*ignored(family, config), *partial, *tables.tensors(hosted, checkpoint)),
             progress=progress,
         )
         model = cls(family, config, params, context, mesh, checkpoint)
@@ -360,21 +364,29 @@ def ignored(family: Any, config: Any) -> tuple[str, ...]:
     return (*getattr(family, "IGNORED", ()), *more)
 
 
-def _declared(
+def _drafts(
     family: Any, config: Any, ranks: int, checkpoint: Checkpoint
-) -> declarations.Tree:
-    """A family's parameters and, as "draft", its own prediction layers where the file has them."""
-    tree = family.declare(config, ranks)
-    draft: declarations.Tree = getattr(family, "declare_draft", lambda config, ranks: {})(config, ranks)
-    names = (
-        (name.name if isinstance(name, declarations.Part) else name).format(**fill)
-        for _, param in declarations.leaves(draft)
-        for _, fill in param.places()
-        for name in (param.name, *param.also)
-    )
-    if any(name in checkpoint.names for name in names):
-        tree["draft"] = draft
-    return tree
+) -> tuple[declarations.Tree, tuple[str, ...]]:
+    """A family's own prediction layers where the file holds them whole, else nothing; and the
+    tensors of layers that it holds in part, which are not read."""
+    tree: declarations.Tree = getattr(family, "declare_draft", lambda config, ranks: {})(config, ranks)
+    found: set[str] = set()
+    missing: list[str] = []
+    for _, param in declarations.leaves(tree):
+        options = [o if isinstance(o, str) else o.name for o in (param.name, *param.also)]
+        for _, fill in param.places():
+            names = {option.format(**fill) for option in options} & checkpoint.names
+            found |= names
+            if not names and not param.optional:
+                missing.append(param.name.format(**fill))
+    if not missing:
+        return tree, ()
+    if found:
+        log.info(
+            "%s: prediction layers are not loaded: %d tensors are missing, the first is %s",
+            checkpoint.path, len(missing), missing[0],
+        )  # fmt: skip
+    return {}, tuple(sorted(found))
 
 
 def pages_for(tokens: int, page: int = PAGE) -> int:

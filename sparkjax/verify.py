@@ -12,12 +12,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-
-
 import numpy as np
 
 from .mesh.context import Context
 from .model import Model
+from .prediction import Predictor
 from .weights.checkpoint import read_json
 from .weights.safetensors import SafetensorsFile
 
@@ -87,6 +86,8 @@ def verify(
     lines: list[Line] = []
     for prompt in range(len(facts["prompts"])):
         lines += _prompt(model, golden, facts, prompt, dtype, tiles)
+    if "mtp.rows" in golden.tensors:
+        lines += _drafts(model, golden, dtype == "float32", tiles)
     return Report(str(path), facts["family"], dtype, tuple(lines))
 
 
@@ -164,3 +165,35 @@ def _greedy(
     )
 
 
+def _drafts(model: Model, golden: SafetensorsFile, exact: bool, tiles: Any) -> Iterator[Line]:
+    """The prediction layers behind the first prompt and its first greedy token."""
+    prefix = "prompt_0.mtp."
+    if "draft" not in model.params:
+        yield Line(f"{prefix}logits", None, None, False, "the prediction layers were not loaded")
+        return
+    tokens = golden.read("prompt_0.input_ids")
+    rows, expected = golden.read("mtp.rows"), golden.read(f"{prefix}draft_ids")
+    ids = [*tokens[1:].tolist(), int(golden.read("prompt_0.greedy")[0])]
+    predictor = Predictor(model, len(tokens) + len(expected))
+    hidden = predictor.reads(model.forward(tokens, tile=tiles))
+    drafted: list[int] = []
+    last: list[np.ndarray] = []
+    for depth in range(len(expected)):
+        if predictor.drafts.chained:
+            following = ids if depth == 0 else drafted[-1:]
+            start = 0 if depth == 0 else len(tokens) + depth - 1
+            name = "logits" if depth == 0 else ""
+        else:
+            following, start, name = [*ids[depth:], *drafted], 0, f"logits_{depth}"
+        logits, carry = predictor.feed(np.array(following, np.int32), hidden, start, depth, tiles)
+        if name:
+            yield _compare(f"{prefix}{name}", logits[rows], golden.read(f"{prefix}{name}"), exact)
+        if name and f"{prefix}carry" in golden.tensors:
+            yield _compare(f"{prefix}carry", carry[rows], golden.read(f"{prefix}carry"), exact)
+        if predictor.drafts.chained:
+            hidden = carry[-1:]
+        last.append(logits[-1])
+        drafted.append(int(np.argmax(logits[-1])))
+    yield _compare(f"{prefix}draft_logits", np.stack(last), golden.read(f"{prefix}draft_logits"), exact)
+    equal = bool((np.array(drafted) == expected).all())
+    yield Line(f"{prefix}draft_ids", None, None, equal if exact else None, f"{drafted} drafted")

@@ -22,7 +22,7 @@ from ..mesh.context import Context
 from . import cache as caches
 from .batch import Batch
 from .config import ConfigReader, text_section
-from .family import Output
+from .family import Drafts, Output
 from .layers.compress import (
     Compressor,
     compress,
@@ -63,6 +63,10 @@ HASHED, CHOSEN = "hash_moe", "moe"
 IGNORED = ("mtp.",)
 """Copies of the embedding and head beside the prediction layer, further prediction layers, and
 the drafters that some releases keep under the same names."""
+
+
+DRAFTS = Drafts(reads="residual")
+"""The prediction layer reads all streams."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -90,6 +91,48 @@ class Family(Protocol):
         rows: jax.Array | None = None,
     ) -> jax.Array:
         """float32 [..., vocab] from the raw residual."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Drafts:
+    """How a family's prediction layers are run (its constant DRAFTS; these are the defaults).
+
+    Attributes:
+      reads: what the first depth reads of a token: "final" (`Family.final`), or "residual" (the
+        raw residual after the last layer).
+      chained: depth K reads what depth K - 1 carried, one row further. Else depth K runs over the
+        same rows and the same states, with the token ids shifted once more.
+    """
+
+    reads: str = "final"
+    chained: bool = True
+
+
+class PredictionLayers(Protocol):
+    """What a family with prediction layers provides besides."""
+
+    DRAFTS: Drafts
+
+    @staticmethod
+    def declare_draft(config: Any, ranks: int) -> Tree:
+        """Their parameters, `params["draft"]` when loaded; empty without such layers."""
+
+    @staticmethod
+    def declare_draft_caches(config: Any, ranks: int) -> dict[str, caches.Declaration]:
+        """Their caches, with names of their own ("draft_...")."""
+
+    @staticmethod
+    def draft(
+        params: Any,
+        cache: caches.Caches,
+        batch: Batch,
+        hidden: jax.Array,
+        config: Any,
+        context: Context,
+        depth: int = 0,
+    ) -> tuple[jax.Array, jax.Array, caches.Caches]:
+        """(float32 logits [B, Q, vocab], what the next depth reads, caches). `batch.tokens[b, t]`
+        follows the token whose state is `hidden[b, t]`; both stand at batch.start + t."""
 
 
 class HostTables(Protocol):

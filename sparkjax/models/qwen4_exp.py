@@ -23,7 +23,7 @@ from ..mesh.units import grouped_heads
 from . import cache as caches
 from .batch import Batch
 from .config import ConfigReader, text_section
-from .family import Output
+from .family import Drafts, Output
 from .layers.attention import Heads, declare_kv
 from .layers.block_indexer import (
     BlockIndex,
@@ -68,6 +68,10 @@ IGNORED = (
     "model.*.ple.ple_embedding.hashstats_",
 )
 """The vision tower, and statistics of the n-gram table."""
+
+
+DRAFTS = Drafts(reads="residual")
+"""The prediction layer reads all streams."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,7 @@ FAMILIES: dict[str, str] = {
     "deepseek_v41_text": "deepseek_v41",
     "glm5_next": "glm5_next",
     "glm5_next_text": "glm5_next",
+    "glm4_moe": "glm4_moe",
     "qwen3_5": "qwen3_5",
     "qwen3_5_text": "qwen3_5",
     "qwen3_5_moe": "qwen3_5_moe",

@@ -50,6 +50,9 @@ class Directory:
         self.metadata: dict[str, Any] = (
             (read_json(index).get("metadata") or {}) if index.exists() else {}
         )
+        if self.metadata.get("tp_size") is not None:
+            # How many slices fused rows are stored in: part of the layout, beside the config.
+            self.config["checkpoint_shards"] = self.metadata["tp_size"]
 
     def read(self, name: str) -> np.ndarray:
         return self._where[name].read(name)

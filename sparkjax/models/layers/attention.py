@@ -29,7 +29,8 @@ class Heads:
       dim: channels of a query or key head; `value_dim` of a value head.
       scale: what query-key products are multiplied by.
       window: keys that a query sees, itself included; 0 sees all.
-      eps, zero_centred: of the per-head query and key norms, where there are any.
+      eps, zero_centred, late_cast: of the per-head query and key norms, where there are any.
+      value_scale: what values are multiplied by before they are cached.
     """
 
     layout: HeadLayout
@@ -40,6 +41,8 @@ class Heads:
     softcap: float = 0.0
     eps: float = 1e-6
     zero_centred: bool = False
+    late_cast: bool = False
+    value_scale: float = 1.0
 
 
 def declare_attention(
@@ -112,7 +115,10 @@ def project(
         if f"{name}_bias" in p:
             y = y + p[f"{name}_bias"][at].astype(y.dtype)
         found.append(y.reshape(*y.shape[:-1], -1, dim))
-    return found[0], found[1], found[2]
+    q, k, v = found
+    if heads.value_scale != 1.0:
+        v = v * jnp.asarray(heads.value_scale, v.dtype)
+    return q, k, v
 
 
 def attention(
@@ -139,8 +145,12 @@ def attention(
     at, slot = layer.within(layers), layer.within(cached)
     q, k, v = project(x, p, at, heads, batch, context)
     if "q_norm" in p:
-        q = rms_norm(q, p["q_norm"], at, eps=heads.eps, zero_centred=heads.zero_centred)
-        k = rms_norm(k, p["k_norm"], at, eps=heads.eps, zero_centred=heads.zero_centred)
+        how = {
+            "eps": heads.eps,
+            "zero_centred": heads.zero_centred,
+            "late_cast": heads.late_cast,
+        }
+        q, k = rms_norm(q, p["q_norm"], at, **how), rms_norm(k, p["k_norm"], at, **how)
     if rope is not None:
         q, k = rotate_half(q, *rope), rotate_half(k, *rope)
     out, cache = attend_cached(q, k, v, cache, names, batch, slot, heads, context, sinks)

@@ -76,6 +76,11 @@ class Layer:
         return base + self.repeat * stride
 
 
+def lone(kind: Any, index: int) -> Layer:
+    """A layer that runs by itself (a prediction layer)."""
+    return Layer(kind, Segment(index, 1, 1), 0, 0)
+
+
 Captured = dict[str, jax.Array]
 
 
