@@ -86,6 +86,12 @@ def declare_attention(
     return params
 
 
+def declare_sinks(heads: Heads, layers: tuple[int, ...], *names: str) -> Param:
+    """One more softmax logit a query head, float32; `names` (with `{layer}`) are its spellings."""
+    dims = (spread(heads.layout.queries(1), "heads"),)
+    return Param(names[0], dims, layers, dtype="float32", init="zeros", also=names[1:])
+
+
 def declare_kv(heads: Heads, layers: tuple[int, ...]) -> dict[str, caches.Declaration]:
     """The cache planes "k" and "v" of these layers: paged, or rings for a sliding window."""
     keys = Dim(len(heads.layout.key), "kv_heads")
