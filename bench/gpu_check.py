@@ -1,6 +1,6 @@
 """Every golden of tests/golden through `verify` on this machine's accelerator.
 
-    python bench/gpu_check.py
+    python bench/gpu_check.py [FAMILY ...]
 
 Prints a line a comparison that is off, and one JSON receipt; exits 1 when anything is.
 """
@@ -24,7 +24,8 @@ GOLDEN = Path(__file__).parent.parent / "tests" / "golden"
 
 def main() -> None:
     rows, ok = [], True
-    for folder in sorted(GOLDEN.iterdir()):
+    names = sys.argv[1:] or sorted(path.name for path in GOLDEN.iterdir())
+    for folder in (GOLDEN / name for name in names):
         for dtype in ("float32", "bfloat16"):
             report = verify(folder, dtype=dtype)
             logits = [line for line in report.lines if line.what.endswith("logits")]
