@@ -75,16 +75,12 @@ class Config:
     def attention(self, ranks: int) -> Heads:
         layout = grouped_heads(self.heads, self.kv_heads, ranks)
         scale = self.head_dim**-0.5
-        return Heads(
-            layout, self.head_dim, self.head_dim, scale, eps=self.eps, zero_centred=True
-        )
+        return Heads(layout, self.head_dim, self.head_dim, scale, eps=self.eps, zero_centred=True)
 
 
 def read_config(values: Mapping[str, Any]) -> Config:
     r = ConfigReader(text_section(values))
-    return Config(
-        **read_common(r, values), width=r.read("intermediate_size", int), experts=None
-    )
+    return Config(**read_common(r, values), width=r.read("intermediate_size", int), experts=None)
 
 
 def read_common(r: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,7 +88,9 @@ def read_common(r: ConfigReader, values: Mapping[str, Any]) -> dict[str, Any]:
     r.require("hidden_act", ("silu",), "silu")
     head_dim = r.read("head_dim", int, 256)
     factor = r.section("rope_parameters") or r
-    rotary = factor.read("partial_rotary_factor", float, r.read("partial_rotary_factor", float, 0.25))
+    rotary = factor.read(
+        "partial_rotary_factor", float, r.read("partial_rotary_factor", float, 0.25)
+    )
     return {
         "vocab": r.read("vocab_size", int),
         "hidden": r.read("hidden_size", int),
@@ -125,7 +123,10 @@ def read_kinds(r: ConfigReader, full: str, synonyms: Mapping[str, str]) -> tuple
 
 
 def read_delta(r: ConfigReader, gate: str) -> Delta:
-    key_heads, value_heads = r.read("linear_num_key_heads", int), r.read("linear_num_value_heads", int)
+    key_heads, value_heads = (
+        r.read("linear_num_key_heads", int),
+        r.read("linear_num_value_heads", int),
+    )
     if value_heads % key_heads:
         raise r.refuse(
             "linear_num_value_heads", value_heads, f"multiples of linear_num_key_heads {key_heads}"
@@ -144,7 +145,11 @@ def read_delta(r: ConfigReader, gate: str) -> Delta:
 def read_tied(values: Mapping[str, Any]) -> bool:
     """Whether the head is the embedding: the outer config decides where there are two."""
     outer = ConfigReader(values).read("tie_word_embeddings", bool, None)
-    return ConfigReader(text_section(values)).read("tie_word_embeddings", bool, False) if outer is None else outer
+    return (
+        ConfigReader(text_section(values)).read("tie_word_embeddings", bool, False)
+        if outer is None
+        else outer
+    )
 
 
 def declare(config: Config, ranks: int) -> Tree:
@@ -176,7 +181,9 @@ def declare(config: Config, ranks: int) -> Tree:
 def _declare_layers(config: Config, layers: tuple[int, ...], prefix: str, ranks: int) -> Tree:
     """Norms and MLP of every layer."""
     tree: Tree = {
-        name: Param(f"{prefix}.{spelling}.weight", (Dim(config.hidden, "embed"),), layers, init="zeros")
+        name: Param(
+            f"{prefix}.{spelling}.weight", (Dim(config.hidden, "embed"),), layers, init="zeros"
+        )
         for name, spelling in (
             ("input_norm", "input_layernorm"),
             ("post_norm", "post_attention_layernorm"),
@@ -325,7 +332,10 @@ def draft(
     d = params["draft"]
     p, at = d["layers"], depth % config.drafts
     e = embed_tokens(params["embed"], batch, context)
-    joined = [_norm(e, d["embedding_norm"], None, config), _norm(hidden.astype(e.dtype), d["hidden_norm"], None, config)]
+    joined = [
+        _norm(e, d["embedding_norm"], None, config),
+        _norm(hidden.astype(e.dtype), d["hidden_norm"], None, config),
+    ]
     x = linear(jnp.concatenate(joined, axis=-1), d["fc"], context=context, rows=batch.rows)
     with jax.named_scope("attention"):
         mixed, cache = gated_attention(

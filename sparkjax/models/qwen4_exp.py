@@ -33,7 +33,7 @@ from .layers.block_indexer import (
 )
 from .layers.gated_attention import declare_gated_attention, gated_attention
 from .layers.gated_moe import GatedExperts, declare_gated_moe, gated_moe, read_gated_experts
-from .layers.gated_residual import add, collapse, declare_site
+from .layers.gated_residual import add, collapse, declare_site, last_mix
 from .layers.gdn import Delta, declare_gdn, declare_gdn_caches, gdn
 from .layers.head import declare_vocabulary, embed_tokens, vocabulary_logits
 from .layers.ngram import (
@@ -133,7 +133,9 @@ def read_config(values: Mapping[str, Any]) -> Config:
     eps, eos = r.read("rms_norm_eps", float, 1e-6), r.tokens("eos_token_id")
     mixers = read_kinds(r, SPARSE, SYNONYMS)
     factor = r.section("rope_parameters") or r
-    rotary = factor.read("partial_rotary_factor", float, r.read("partial_rotary_factor", float, 1.0))
+    rotary = factor.read(
+        "partial_rotary_factor", float, r.read("partial_rotary_factor", float, 1.0)
+    )
     streams = r.read("hc_count", int, 4)
     if streams < 2:
         raise r.refuse("hc_count", streams, "2 or more")
@@ -274,9 +276,7 @@ def declare_caches(config: Config, ranks: int) -> dict[str, caches.Declaration]:
     if linears := config.of(LINEAR):
         planes |= declare_gdn_caches(config.delta, linears, ranks)
     if config.ngram is not None:
-        planes |= declare_ngram_caches(
-            config.ngram, config.streams, config.hidden, config.memories
-        )
+        planes |= declare_ngram_caches(config.ngram, config.streams, config.hidden, config.memories)
     return planes
 
 
@@ -294,6 +294,8 @@ def prelude_shapes(config: Config) -> dict[str, tuple[int, ...]]:
 def prelude(
     config: Config, opened: Tables, tokens: np.ndarray, start: int, count: int
 ) -> dict[str, np.ndarray]:
+    if config.ngram is None:
+        return {}
     return ngram_prelude(config.ngram, len(config.memories), opened, tokens, start, count)
 
 
@@ -357,7 +359,7 @@ def forward(
         x, cache, tapped = carry
         mixer, memory = layer.kind
         at, own = layer.within(config.stack), layer.within(config.of(mixer))
-        if memory is not None:
+        if memory is not None and config.ngram is not None:
             with jax.named_scope("ngram"):
                 added, cache = ngram_memory(
                     x, p["ngram"], memory, cache, batch, config.ngram, config.eps, context
@@ -381,7 +383,7 @@ def forward(
 
 def final(params: Any, residual: jax.Array, config: Config, context: Context) -> jax.Array:
     """The last mixer; there is no norm behind it."""
-    return collapse(residual, params["mixer"], None, config.eps, context)[0]
+    return last_mix(residual, params["mixer"], config.eps, context)
 
 
 def logits(
@@ -468,6 +470,6 @@ def draft(
         mixed, cache = _sparse_attention(y, p, at, cache, batch, config, context, "draft_")
         x = add(x, mixed, weights)
     x, _ = _feed(x, p, at, batch, config, context)
-    h, _ = collapse(x, d["mixer"], None, config.eps, context)
+    h = last_mix(x, d["mixer"], config.eps, context)
     head = params.get("head", params["embed"])
     return vocabulary_logits(h, head, config.vocab, context), x, cache

@@ -58,7 +58,7 @@ Declared = Mapping[str, Table | Derived]
 class Rows:
     """An opened table: its row shards, as they lie in the mapped files."""
 
-    def __init__(self, shards: Sequence[np.ndarray], scale: Rows | np.ndarray | None = None):
+    def __init__(self, shards: Sequence[np.ndarray], scale: Rows | float | None = None):
         self._shards, self._scale = list(shards), scale
         self._ends = np.cumsum([len(shard) for shard in self._shards])
 
@@ -84,7 +84,7 @@ class Rows:
             groups = found.reshape(*scale.shape, -1) * scale[..., None]
             found = groups.reshape(found.shape)
         elif self._scale is not None:
-            found *= self._scale
+            found *= np.float32(self._scale)
         return found.reshape(*np.shape(ids), *self.shape[1:])
 
 
@@ -127,9 +127,9 @@ def open_tables(declared: Declared, checkpoint: Any, tokenizer: Callable[[], Any
                 continue
             raise CheckpointError(f"{checkpoint.path}: missing tensor: {table.name}")
         scales = [checkpoint.read(name) for name in _spelling(table.scale, checkpoint)]
-        scale: Rows | np.ndarray | None = None
+        scale: Rows | float | None = None
         if scales:
-            scale = Rows(scales) if scales[0].size > 1 else np.float32(scales[0].reshape(()))
+            scale = Rows(scales) if scales[0].size > 1 else float(scales[0].reshape(()))
         rows = Rows([checkpoint.read(name) for name in names], scale)
         if rows.shape != table.shape:
             raise CheckpointError(
@@ -142,7 +142,8 @@ def open_tables(declared: Declared, checkpoint: Any, tokenizer: Callable[[], Any
 
 def random_tables(declared: Declared, seed: int = 0) -> Tables:
     """Made-up tables for a model with random weights; optional ones are absent."""
-    rng, opened = np.random.default_rng(seed), {}
+    rng = np.random.default_rng(seed)
+    opened: Tables = {}
     for key, table in declared.items():
         if isinstance(table, Derived):
             opened[key] = table.build(None)

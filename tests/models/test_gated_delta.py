@@ -1,11 +1,17 @@
 """The gated delta rule: chunks equal the loop, and the states that a roll-back returns to."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from sparkjax.kernels.gated_delta import reference
+
+recurrent = jax.jit(reference.recurrent)
+chunked = jax.jit(reference.chunked, static_argnames="chunk")
+gated_delta = jax.jit(reference.gated_delta, static_argnames="keep")
 
 
 def inputs(count, seed=0, batch=2, keys=2, values=4, dk=8, dv=6):
@@ -30,7 +36,7 @@ def inputs(count, seed=0, batch=2, keys=2, values=4, dk=8, dv=6):
 @pytest.mark.parametrize("chunk", [4, 64])
 def test_chunks_equal_the_loop(count, chunk):
     args = inputs(count)
-    loop, chunks = reference.recurrent(*args), reference.chunked(*args, chunk=chunk)
+    loop, chunks = recurrent(*args), chunked(*args, chunk=chunk)
     for a, b in zip(loop, chunks, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
 
@@ -39,13 +45,14 @@ def test_chunks_have_the_gradient_of_the_loop():
     args = inputs(20)
 
     def total(form, *args):
-        out, u, state = form(*args)
+        out, _, state = form(*args)
         return jnp.sum(out**2) + jnp.sum(jnp.sin(state))
 
-    loop = jax.grad(total, argnums=tuple(range(1, 7)))(reference.recurrent, *args)
-    chunks = jax.grad(total, argnums=tuple(range(1, 7)))(
-        lambda *a: reference.chunked(*a, chunk=8), *args
-    )
+    def gradient(form):
+        return jax.jit(jax.grad(functools.partial(total, form), argnums=tuple(range(6))))(*args)
+
+    loop = gradient(reference.recurrent)
+    chunks = gradient(functools.partial(reference.chunked, chunk=8))
     for a, b in zip(loop, chunks, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4)
 
@@ -55,25 +62,21 @@ def test_chunks_have_the_gradient_of_the_loop():
 def test_the_last_states_are_those_of_shorter_rows(count, keep):
     q, k, v, g, beta, state = inputs(count)
     lengths = jnp.array([count, 2], jnp.int32)
-    out, last, (states, index) = reference.gated_delta(q, k, v, g, beta, state, lengths, keep)
+    out, last, (states, index) = gated_delta(q, k, v, g, beta, state, lengths, keep=keep)
     assert sorted(i for i in np.asarray(index[0]) if i < count) == list(
         range(max(count - keep, 0), count)
     )
     assert sorted(i for i in np.asarray(index[1]) if i < count) == [0, 1]
-    for row in range(2):
-        for place, token in enumerate(np.asarray(index[row])):
-            if token < count:
-                n = int(token) + 1
-                _, _, short = reference.recurrent(
-                    *(x[row : row + 1, :n] for x in (q, k, v, g, beta)), state[row : row + 1]
-                )
-                np.testing.assert_allclose(states[row, place], short[0], atol=2e-5)
-        n = int(lengths[row])
-        alone, _, short = reference.recurrent(
-            *(x[row : row + 1, :n] for x in (q, k, v, g, beta)), state[row : row + 1]
-        )
-        np.testing.assert_allclose(last[row], short[0], atol=2e-5)
-        np.testing.assert_allclose(out[row, :n], alone[0], atol=2e-5)
+    # A row that ends at token n leaves the state that the longer row had there.
+    for n in range(1, count + 1):
+        ended = jnp.where(jnp.arange(count) < n, 1.0, 0.0)[None, :, None]
+        alone, _, short = recurrent(q, k, v, g * ended, beta * ended, state)
+        for row in range(2):
+            for place in np.flatnonzero(np.asarray(index[row]) == n - 1):
+                np.testing.assert_allclose(states[row, place], short[row], atol=2e-5)
+            if n == lengths[row]:
+                np.testing.assert_allclose(last[row], short[row], atol=2e-5)
+                np.testing.assert_allclose(out[row, :n], alone[row, :n], atol=2e-5)
 
 
 def test_empty_heads_stay_zero():

@@ -1,7 +1,7 @@
 """Grouped-query attention whose output passes a sigmoid gate (Qwen3-Next and its successors).
 
-    q | gate = W_q x        (per head [q | gate]),   k = W_k x,   v = W_v x
-    y = W_o (attend(rope(norm q), rope(norm k), v) * sigmoid(gate))
+q | gate = W_q x        (per head [q | gate]),   k = W_k x,   v = W_v x
+y = W_o (attend(rope(norm q), rope(norm k), v) * sigmoid(gate))
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ def gated_attention(
         out, cache = attend_cached(q, k, v, cache, names, batch, slot, heads, context)
     else:
         where = (slot, batch.pages, batch.start, batch.lengths)
-        planes = tuple(
+        keys, values = (
             attention_kernel.paged_write(cache[name], rows, *where, context=context)
             for name, rows in zip(names, (k, v), strict=True)
         )
         out = sparse_kernel.sparse_attention(
-            q, *planes, slot, batch.pages, selected, context=context, scale=heads.scale
+            q, keys, values, slot, batch.pages, selected, context=context, scale=heads.scale
         )
-        cache = {**cache, names[0]: planes[0], names[1]: planes[1]}
+        cache = {**cache, names[0]: keys, names[1]: values}
     return output(out * jax.nn.sigmoid(gate), p, at, batch, context), cache

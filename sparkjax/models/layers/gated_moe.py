@@ -11,7 +11,6 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from ...mesh.context import Context
 from ..batch import Batch

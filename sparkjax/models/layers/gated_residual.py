@@ -51,6 +51,19 @@ def stream_norm(x: jax.Array, weight: jax.Array, at: Any, eps: float) -> jax.Arr
     return (rms(x, eps) * (1.0 + w)).astype(x.dtype)
 
 
+def _mix(
+    streams: jax.Array, p: dict[str, Any], at: Any, eps: float, context: Context, rows: Any
+) -> tuple[jax.Array, jax.Array]:
+    """(x [..., H], the normalised streams [..., N * H])."""
+    count = streams.shape[-2]
+    normed = stream_norm(streams, p["norm"], at, eps)
+    flat = normed.reshape(*normed.shape[:-2], -1)
+    low = jax.nn.silu(linear(flat, p["down"], at, context=context, rows=rows) / count)
+    gate = jax.nn.sigmoid(linear(low, p["up"], at, context=context, rows=rows))
+    mixed = gate.reshape(normed.shape).astype(jnp.float32) * normed.astype(jnp.float32)
+    return jnp.mean(mixed, axis=-2).astype(streams.dtype), flat
+
+
 def collapse(
     streams: jax.Array,
     p: dict[str, Any],
@@ -58,25 +71,21 @@ def collapse(
     eps: float,
     context: Context,
     rows: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array | None]:
-    """What the sub-layer reads [..., H], and the weights [..., N] that its output is added with
-    (None for a site without `inject`).
+) -> tuple[jax.Array, jax.Array]:
+    """What the sub-layer reads [..., H], and the weights [..., N] that its output is added with.
 
     Args:
       streams: [..., N, H].
-      p, at: parameters of `declare_site`, and this layer's place in them (None: not stacked).
+      p, at: parameters of `declare_site`, and this layer's place in them.
     """
-    count = streams.shape[-2]
-    normed = stream_norm(streams, p["norm"], at, eps)
-    flat = normed.reshape(*normed.shape[:-2], -1)
-    low = jax.nn.silu(linear(flat, p["down"], at, context=context, rows=rows) / count)
-    gate = jax.nn.sigmoid(linear(low, p["up"], at, context=context, rows=rows))
-    mixed = gate.reshape(normed.shape).astype(jnp.float32) * normed.astype(jnp.float32)
-    x = jnp.mean(mixed, axis=-2).astype(streams.dtype)
-    if "inject" not in p:
-        return x, None
+    x, flat = _mix(streams, p, at, eps, context, rows)
     inject = linear(flat, p["inject"], at, context=context, rows=rows)
-    return x, 2 * jax.nn.sigmoid(inject / count)
+    return x, 2 * jax.nn.sigmoid(inject / streams.shape[-2])
+
+
+def last_mix(streams: jax.Array, p: dict[str, Any], eps: float, context: Context) -> jax.Array:
+    """What the vocabulary projection reads, [..., H]; p: parameters of one site, without inject."""
+    return _mix(streams, p, None, eps, context, None)[0]
 
 
 def add(streams: jax.Array, y: jax.Array, weights: jax.Array) -> jax.Array:

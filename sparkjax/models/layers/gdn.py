@@ -63,7 +63,9 @@ class Delta:
 
         def pieces(heads: tuple[int, ...], each: int, base: int) -> list[int]:
             return [
-                PAD if head == PAD else base + head * each + i for head in heads for i in range(each)
+                PAD if head == PAD else base + head * each + i
+                for head in heads
+                for i in range(each)
             ]
 
         source: list[int] = []

@@ -74,7 +74,9 @@ class NGram:
     def primes(self, which: int) -> np.ndarray:
         """int64 [all_heads]: rows of each head of memory number `which`: successive primes from
         `base` on, numbered on across memories."""
-        return np.array(primes_from(self.base, (which + 1) * self.all_heads)[-self.all_heads :], np.int64)
+        return np.array(
+            primes_from(self.base, (which + 1) * self.all_heads)[-self.all_heads :], np.int64
+        )
 
     def offsets(self, which: int) -> np.ndarray:
         """int64 [all_heads]: each head's first row."""
@@ -127,7 +129,10 @@ def declare_ngram_tables(ngram: NGram, layers: tuple[int, ...], prefix: str) -> 
             short = where.replace("model.language_model.", "model.", 1)
             return tuple(dict.fromkeys((f"{where}.{name}", f"{short}.{name}")))
 
-        sharded, single = names("ngram_embedding.shard_{shard}.weight"), names("ngram_embedding.weight")
+        sharded, single = (
+            names("ngram_embedding.shard_{shard}.weight"),
+            names("ngram_embedding.weight"),
+        )
         tables[f"ngram_{which}"] = Table(
             sharded[0],
             (ngram.rows(which), ngram.row),
@@ -219,7 +224,9 @@ def declare_ngram(
         "conv": declare_conv(wide, ngram.taps, layers, f"{prefix}.conv1d.weight"),
     }
     for name in ("key", "query", "conv"):
-        params[f"{name}_norm"] = Param(f"{prefix}.norm_{name}.weight", (wide,), layers, init="zeros")
+        params[f"{name}_norm"] = Param(
+            f"{prefix}.norm_{name}.weight", (wide,), layers, init="zeros"
+        )
     return params
 
 

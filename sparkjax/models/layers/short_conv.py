@@ -71,7 +71,5 @@ def short_conv(
     """
     taps = (weight if at is None else weight[at]).squeeze(-2)
     tail = read_tail(cache[name], slot, batch, (taps.shape[-1] - 1) * dilation)
-    y = kernel.short_conv(
-        x, tail, taps, context=context, dilation=dilation, activation=activation
-    )
+    y = kernel.short_conv(x, tail, taps, context=context, dilation=dilation, activation=activation)
     return y, {**cache, name: caches.write_ring(cache[name], slot, x, batch)}
