@@ -23,7 +23,7 @@ from .models import tables
 from .models.batch import Batch
 from .models.registry import family_of
 from .weights import load
-from .weights.checkpoint import GGUF, Checkpoint, open_checkpoint
+from .weights.checkpoint import GGUF, Checkpoint, open_checkpoint, tensors_of
 from .weights.errors import CheckpointError
 
 log = logging.getLogger(__name__)
@@ -375,7 +375,7 @@ def _drafts(
     for _, param in declarations.leaves(tree):
         options = [o if isinstance(o, str) else o.name for o in (param.name, *param.also)]
         for _, fill in param.places():
-            names = {option.format(**fill) for option in options} & checkpoint.names
+            names = {n for o in options for n in tensors_of(checkpoint, o.format(**fill))}
             found |= names
             if not names and not param.optional:
                 missing.append(param.name.format(**fill))

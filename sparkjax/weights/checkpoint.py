@@ -10,11 +10,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from . import gguf_models
+from .detect import Stored, activation_tensors, detect
 from .errors import CheckpointError
+from .formats.gguf import GGUFTensor
 from .gguf import GGUFFile
 from .safetensors import SafetensorsFile
 
 INDEX = "model.safetensors.index.json"
+MODELOPT = "hf_quant_config.json"
 
 
 class Checkpoint(Protocol):
@@ -24,11 +27,18 @@ class Checkpoint(Protocol):
       path: the directory or file.
       config: the keys of config.json.
       names: every tensor, under its Hugging Face name.
+      quantized: what makes up each quantized weight, by the name of the plain one.
+      unread: tensors of `names` that belong to quantized activations.
     """
 
     path: Path
     config: dict[str, Any]
     names: frozenset[str]
+    quantized: Mapping[str, Stored]
+    unread: frozenset[str]
+
+    def weight(self, name: str) -> Any:
+        """The weight of this name: an array, or a QuantizedTensor over views of the file."""
 
     def read(self, name: str) -> np.ndarray:
         """The stored array: a view where the file allows it. Quantized GGUF tensors are uint8
@@ -46,6 +56,9 @@ class Directory:
         self.config = read_json(path / "config.json")
         self._files, self._where = _open_files(path)
         self.names = frozenset(self._where)
+        tensors = {n: (f.tensors[n].dtype, f.tensors[n].shape) for n, f in self._where.items()}
+        self.quantized = detect(tensors, self._quantization())
+        self.unread = frozenset(activation_tensors(tensors) if self.quantized else ())
         index = path / INDEX
         self.metadata: dict[str, Any] = (
             (read_json(index).get("metadata") or {}) if index.exists() else {}
@@ -53,6 +66,26 @@ class Directory:
         if self.metadata.get("tp_size") is not None:
             # How many slices fused rows are stored in: part of the layout, beside the config.
             self.config["checkpoint_shards"] = self.metadata["tp_size"]
+
+    def _quantization(self) -> dict[str, Any]:
+        """The config, with the quantization section that older ModelOpt files put beside it."""
+        beside = self.path / MODELOPT
+        if "quantization_config" in self.config or not beside.exists():
+            return self.config
+        return {**self.config, **read_json(beside)}
+
+    def weight(self, name: str) -> Any:
+        """See `Checkpoint`.
+
+        Raises:
+          CheckpointError: a quantized weight that cannot be read.
+        """
+        if name not in self.quantized:
+            return self.read(name)
+        try:
+            return self.quantized[name].build(self.read)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.path}: {error}") from None
 
     def read(self, name: str) -> np.ndarray:
         return self._where[name].read(name)
@@ -69,6 +102,14 @@ class GGUF:
         self.file = GGUFFile.open(path)
         self.config, self._sources = gguf_models.describe(self.file)
         self.names = frozenset(self._sources)
+        self.quantized: Mapping[str, Stored] = {}
+        self.unread: frozenset[str] = frozenset()
+
+    def weight(self, name: str) -> Any:
+        """See `Checkpoint`."""
+        kind = self.kind(name)
+        array = self.read(name)
+        return array if kind is None else GGUFTensor(array, kind)
 
     def read(self, name: str) -> np.ndarray:
         return gguf_models.read_source(self.file, self._sources[name])
@@ -76,6 +117,14 @@ class GGUF:
     def kind(self, name: str) -> str | None:
         kind = self.file.tensors[self._sources[name].name].kind
         return None if kind in ("F32", "F16", "BF16", "F64") else kind
+
+
+def tensors_of(checkpoint: Checkpoint, name: str) -> tuple[str, ...]:
+    """The tensors of the files that hold the weight of this name; none where it is absent."""
+    stored = checkpoint.quantized.get(name)
+    if stored is not None:
+        return stored.tensors
+    return (name,) if name in checkpoint.names else ()
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:

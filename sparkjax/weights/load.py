@@ -12,14 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from ..mesh import spmd
+from ..mesh import rules, spmd
 from ..mesh.units import take
 from ..models import params as declarations
 from ..models.params import Param, Part, Tree
 from . import formats
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, tensors_of
 from .errors import CheckpointError
-from .formats.gguf import GGUFTensor
+from .formats.bf16 import bf16_tensor
+from .formats.exl3 import Exl3Tensor
 
 log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
@@ -38,13 +39,14 @@ def check_names(tree: Tree, checkpoint: Checkpoint, ignored: Iterable[str] = ())
         for _, fill in param.places():
             found = _spelling(param, fill, checkpoint)
             if found is not None:
-                expected.add(found if isinstance(found, str) else found.name.format(**fill))
+                name = found if isinstance(found, str) else found.name.format(**fill)
+                expected.update(tensors_of(checkpoint, name))
             elif not param.optional:
                 missing.append(param.name.format(**fill))
     skip = [f"{prefix}*" for prefix in ignored]
     unexpected = sorted(
         name
-        for name in checkpoint.names - expected
+        for name in checkpoint.names - expected - checkpoint.unread
         if not any(fnmatch.fnmatchcase(name, pattern) for pattern in skip)
     )
     problems = [
@@ -66,10 +68,12 @@ def load_params(
     expand: Callable[[Any], bool] = lambda leaf: False,
     ignored: Iterable[str] = (),
     progress: Progress | None = None,
+    twelve_bits: bool = False,
 ) -> Any:
     """The declared parameters, stacked and placed.
 
     Args:
+      twelve_bits: keep large BF16 matrices in the lossless 12-bit form.
       expand: given a loaded (quantized or half precision) leaf, whether to store it as float32
         instead, because nothing here computes with its format.
 
@@ -81,10 +85,10 @@ def load_params(
     specs = dict(declarations.leaves_of(declarations.specs(tree, ranks)))
     loaded: dict[str, Any] = {}
     for done, (path, param) in enumerate(params):
-        leaf = _assemble(param, checkpoint)
+        leaf = _assemble(param, checkpoint, ranks, twelve_bits)
         if expand(leaf):
             log.debug("%s: stored as float32", path)
-            leaf = np.asarray(formats.dequantize(leaf))
+            leaf = np.asarray(formats.dequantize(jax.tree.map(jnp.asarray, leaf)))
         sharding = spmd.shardings(mesh, specs[path])
         loaded[path] = jax.tree.map(lambda a, s=sharding: jax.device_put(a, s), leaf)
         if progress:
@@ -96,77 +100,87 @@ def _spelling(param: Param, fill: dict[str, int], checkpoint: Checkpoint) -> str
     """The first of a parameter's names that the checkpoint has."""
     for option in (param.name, *param.also):
         name = option.name if isinstance(option, Part) else option
-        if name.format(**fill) in checkpoint.names:
+        if tensors_of(checkpoint, name.format(**fill)):
             return option.format(**fill) if isinstance(option, str) else option
     return None
 
 
-def _assemble(param: Param, checkpoint: Checkpoint) -> Any:
-    """The whole parameter on the host: an array, or a GGUFTensor over one."""
-    pieces: list[tuple[tuple[int, ...], np.ndarray | None, str | None]] = []
-    for lead, fill in param.places():
+def _assemble(param: Param, checkpoint: Checkpoint, ranks: int, twelve_bits: bool) -> Any:
+    """The whole parameter on the host: an array, or a QuantizedTensor over some."""
+    members = []
+    last: tuple[str, Any] = ("", None)
+    for _, fill in param.places():
         found = _spelling(param, fill, checkpoint)
         if found is None:
-            pieces.append((lead, None, None))
+            members.append(np.zeros(tuple(d.stored for d in param.dims), np.float32))
             continue
         name = found if isinstance(found, str) else found.name.format(**fill)
-        array = checkpoint.read(name)
-        kind = checkpoint.kind(name)
+        if name != last[0]:
+            last = (name, checkpoint.weight(name))
+        weight = last[1]
         if isinstance(found, Part):
             if param.experts is not None and "{expert}" not in found.name:
-                array = array[fill["expert"]]
-            array = np.concatenate([array[a:b] for a, b in found.ranges])
-        pieces.append((lead, _place(param, array, kind, checkpoint, name), kind))
-    kinds = {kind for _, _, kind in pieces}
-    if len(kinds) > 1:
-        # Layers of one parameter in different block types: numbers are the common ground.
-        pieces = [
-            (lead, np.asarray(formats.dequantize(_node(array, kind))), None)
-            for lead, array, kind in pieces
-        ]
-    kind = pieces[0][2]
-    arrays = [
-        np.zeros(tuple(d.stored for d in param.dims), np.float32) if a is None else a
-        for _, a, _ in pieces
-    ]
-    lead_shape = param.shape[: len(param.shape) - len(param.dims)]
-    if lead_shape:
-        stacked = np.empty((*lead_shape, *arrays[0].shape), arrays[0].dtype)
-        for (lead, _, _), array in zip(pieces, arrays, strict=True):
-            stacked[lead] = array
-    else:
-        stacked = np.ascontiguousarray(arrays[0])
-    if param.dtype != "weight" and kind is None:
-        stacked = stacked.astype(param.dtype)
-    return _node(stacked, kind)
+                expert = fill["expert"]
+                weight = weight.at(expert) if formats.is_quantized(weight) else weight[expert]
+            weight = _rows(weight, found.ranges)
+        if param.dtype != "weight":
+            # Asked for as numbers, whatever the file has.
+            weight = _host_numbers(weight).astype(param.dtype)
+        if twelve_bits and weight.ndim == 2 and weight.dtype.name == "bfloat16":
+            weight = bf16_tensor(weight) or weight
+        members.append(_place(param, weight, ranks, f"{checkpoint.path}: tensor {name!r}"))
+    lead = param.shape[: len(param.shape) - len(param.dims)]
+    if any(formats.is_quantized(m) for m in members):
+        return formats.stack(members, lead)
+    if not lead:
+        return np.ascontiguousarray(members[0])
+    stacked = np.empty((len(members), *members[0].shape), members[0].dtype)
+    for i, member in enumerate(members):
+        stacked[i] = member
+    return stacked.reshape(*lead, *members[0].shape)
 
 
-def _node(array: np.ndarray, kind: str | None) -> Any:
-    return array if kind is None else GGUFTensor(array, kind)
+def _host_numbers(weight: Any) -> np.ndarray:
+    if not formats.is_quantized(weight):
+        return weight
+    return np.asarray(formats.dequantize(jax.tree.map(jnp.asarray, weight)))
 
 
-def _place(
-    param: Param, array: np.ndarray, kind: str | None, checkpoint: Checkpoint, name: str
-) -> np.ndarray:
+def _rows(weight: Any, ranges: tuple[tuple[int, int], ...]) -> Any:
+    """Rows of a larger tensor, in order."""
+    if formats.is_quantized(weight):
+        index = np.concatenate([np.arange(a, b) for a, b in ranges])
+        return formats.pick(weight, formats.ROWS, index)
+    return np.concatenate([weight[a:b] for a, b in ranges])
+
+
+def _place(param: Param, weight: Any, ranks: int, what: str) -> Any:
     """One tensor checked against the declaration, its units laid out over the ranks."""
-    shape = tuple(formats.logical_shape(_node(array, kind)))
+    quantized = formats.is_quantized(weight)
+    shape = tuple(formats.logical_shape(weight))
     declared = tuple(d.size for d in param.dims)
-    if shape != declared:
-        if int(np.prod(shape)) == int(np.prod(declared)) and kind is None:
-            array = array.reshape(declared)
+    if isinstance(weight, Exl3Tensor) and len(declared) == 2 and shape != declared:
+        # Padded to whole rotation blocks.
+        try:
+            weight = weight.cropped(*declared)
+        except CheckpointError as error:
+            raise CheckpointError(f"{what}: {error}") from None
+    elif shape != declared:
+        if int(np.prod(shape)) == int(np.prod(declared)) and not quantized:
+            weight = weight.reshape(declared)
         else:
-            raise CheckpointError(
-                f"{checkpoint.path}: tensor {name!r} is {list(shape)}; the config asks for {list(declared)}"
-            )
+            raise CheckpointError(f"{what} is {list(shape)}; the config asks for {list(declared)}")
+    spec = rules.spec([d.axis for d in param.dims], ranks)
     for axis, dim in enumerate(param.dims):
-        if dim.units is None or dim.units.identity:
+        parts = ranks if ranks > 1 and spec[axis] is not None else 1
+        if parts == 1 and (dim.units is None or dim.units.identity):
             continue
-        if kind is not None and axis == len(param.dims) - 1:
-            raise CheckpointError(
-                f"{checkpoint.path}: tensor {name!r} ({kind}) cannot be spread along its inputs yet"
-            )
-        array = take(array, axis, dim.units.gather())
-    return array
+        index = np.arange(dim.size) if dim.units is None else dim.units.gather()
+        if quantized:
+            weight = formats.pick(weight, axis - len(param.dims), index, parts)
+        elif dim.units is not None and not dim.units.identity:
+            weight = take(weight, axis, index)
+    return weight
 
 
 def expand_where_needed(platform: str) -> Callable[[Any], bool]:

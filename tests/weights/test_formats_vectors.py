@@ -111,7 +111,7 @@ def test_ignoring_the_order_of_activations_is_noticed(name):
 @pytest.mark.parametrize("name", by_decoder("pack_quantized"))
 def test_an_offset_off_by_one_is_noticed(name):
     case, tensors = CASES[name], stored(CASES[name])
-    rows, cols = tensors["weight_shape"]
+    _, cols = tensors["weight_shape"]
     width = case["params"]["bits"]
     fields = bits.unpack(tensors["weight_packed"], width, int(cols))
     tensors["weight_packed"] = bits.pack((fields + 1) % (1 << width), width)

@@ -1,4 +1,4 @@
-"""Weight formats: one file each, behind four functions that also take dense arrays.
+"""Weight formats: one file each, behind functions that also take dense arrays.
 
 A new format is a `QuantizedTensor` subclass in a sibling file; nothing here changes for it.
 """
@@ -9,10 +9,23 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from sparkjax.weights.formats.base import QuantizedTensor
+from sparkjax.mesh.units import take
+from sparkjax.weights.formats.base import COLS, ROWS, QuantizedTensor
+from sparkjax.weights.formats.mixed import stack
 
-__all__ = ["QuantizedTensor", "dequantize", "is_quantized", "logical_shape", "take_rows"]
+__all__ = [
+    "COLS",
+    "ROWS",
+    "QuantizedTensor",
+    "dequantize",
+    "is_quantized",
+    "logical_shape",
+    "pick",
+    "stack",
+    "take_rows",
+]
 
 
 def is_quantized(x: Any) -> bool:
@@ -46,3 +59,17 @@ def take_rows(x: Any, ids: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
     if is_quantized(x):
         return x.take_rows(ids, dtype)
     return x[ids].astype(dtype)
+
+
+def pick(x: Any, axis: int, index: np.ndarray, parts: int = 1) -> Any:
+    """On the host: x with the rows (axis ROWS) or columns (COLS) at `index`, -1 for zeros.
+
+    Args:
+      x: a numpy array, or a QuantizedTensor over some.
+      index: int [parts * size].
+      parts: ranks that the result is spread over along this axis: each plane of a quantized
+        result falls into so many equal pieces, one for each rank's `size` rows or columns.
+    """
+    if is_quantized(x):
+        return x.pick(axis, np.asarray(index), parts)
+    return take(np.asarray(x), axis, index)

@@ -31,15 +31,8 @@ class Covered(QuantizedTensor):
     rows: int = struct.field(pytree_node=False)
     cols: int = struct.field(pytree_node=False)
 
-    @property
-    def lead(self) -> tuple[int, ...]:
-        """Sizes of the leading axes."""
-        return tuple(self.index.shape[:-2])
-
-    @property
-    def shares(self) -> tuple[int, int]:
-        """How many shares lie side by side along N and along K."""
-        return self.inner.shares
+    def _main(self) -> tuple[jax.Array, int, int, int]:
+        return (self.index, 2, *((self.rows, 1) if self.axis == ROWS else (1, self.cols)))
 
     def numbers(self) -> jax.Array:
         """float32 [..., N, K]."""
@@ -86,4 +79,4 @@ def covered(node: Any, axis: int, index: np.ndarray, parts: int, block: int) -> 
     at = np.concatenate(places).astype(np.int32)
     if axis == ROWS:
         return Covered(inner, at[:, None], ROWS, block, size, inner.cols)
-    return Covered(inner, at[None, :], COLS, block, inner.rows, size)
+    return Covered(inner, at[None, :], COLS, block, inner.shape[ROWS] // inner.shares[0], size)

@@ -6,7 +6,6 @@ What NVFP4 and MXFP4 have in common; see nvfp4.py and mxfp4.py for where they di
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import struct
 

@@ -13,11 +13,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax import lax
 
+from sparkjax.mesh.units import take
 from sparkjax.weights.errors import CheckpointError
-from sparkjax.weights.formats.base import QuantizedTensor
+from sparkjax.weights.formats.base import COLS, ROWS, QuantizedTensor
+from sparkjax.weights.formats.cover import covered
 from sparkjax.weights.gguf import GGML_TYPES
 
 _F32, _I32 = jnp.float32, jnp.int32
@@ -41,6 +44,32 @@ class GGUFTensor(QuantizedTensor):
         kind = KINDS[self.kind]
         *lead, row_bytes = self.blocks.shape
         return (*lead, row_bytes // kind.nbytes * kind.elements)
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """Sizes of the leading axes."""
+        return tuple(self.blocks.shape[:-2])
+
+    @property
+    def shares(self) -> tuple[int, int]:
+        """How many shares lie side by side: blocks may be cut anywhere, so it does not matter."""
+        return 1, 1
+
+    def numbers(self) -> jax.Array:
+        """float32 [..., N, K]."""
+        return _decode_rows(self.blocks, self.kind)
+
+    def pick(self, axis: int, index: np.ndarray, parts: int = 1) -> Any:
+        """See `QuantizedTensor.pick`; rows of zero bytes are zeros in every kind."""
+        if axis == ROWS:
+            return self.replace(blocks=take(np.asarray(self.blocks), ROWS, index))
+        return covered(self, COLS, index, parts, KINDS[self.kind].elements)
+
+    def pick_blocks(self, axis: int, blocks: np.ndarray, parts: int) -> GGUFTensor:
+        """The node of whole blocks along the inputs."""
+        size = KINDS[self.kind].nbytes
+        at = (blocks[:, None] * size + np.arange(size)).reshape(-1)
+        return self.replace(blocks=np.take(np.asarray(self.blocks), at, axis=-1))
 
     def dequantize(self, layer: Any = None, dtype: Any = _F32) -> jax.Array:
         """See the module's `dequantize`."""

@@ -26,13 +26,18 @@ class Mixed(QuantizedTensor):
         many as the whole has.
       kinds: for each member, its stack.
       slots: for each member, its place there.
-      lead: sizes of the leading axes.
+      stacked: sizes of the leading axes.
     """
 
     stacks: tuple[Any, ...]
     kinds: tuple[int, ...] = struct.field(pytree_node=False)
     slots: tuple[int, ...] = struct.field(pytree_node=False)
-    lead: tuple[int, ...] = struct.field(pytree_node=False)
+    stacked: tuple[int, ...] = struct.field(pytree_node=False)
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """Sizes of the leading axes."""
+        return self.stacked
 
     @property
     def shape(self) -> tuple[int, ...]:
