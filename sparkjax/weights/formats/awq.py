@@ -74,7 +74,7 @@ class AwqTensor(QuantizedTensor):
             return self.replace(
                 packed=repacked(packed), zero=repacked(zero), scale=scale, rows=size
             )
-        group, chosen = gather.regroup(index, self.group, parts, wild=False)
+        group, chosen = gather.regroup(index, self.group, self.cols, parts, wild=False)
         return self.replace(
             packed=take(packed, axis, index),
             zero=gather.take_scales(zero, axis, chosen),

@@ -54,7 +54,7 @@ class Bf16Tensor(QuantizedTensor):
 
     def words(self) -> jax.Array:
         """uint16 [..., N, K]: the bits of the weights."""
-        exponent = bits.nibbles(self.codes, self.cols) + self.base
+        exponent = jnp.asarray(bits.nibbles(self.codes, self.cols) + self.base)
         flat = exponent.reshape(-1, self.rows * self.cols)
         batch = jnp.arange(flat.shape[0])[:, None]
         places = self.places.reshape(flat.shape[0], -1)

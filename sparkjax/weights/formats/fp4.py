@@ -68,7 +68,7 @@ class Fp4Tensor(QuantizedTensor):
                 rows=size,
             )
         codes = take(bits.nibbles(packed, self.cols).astype(np.uint8), axis, index)
-        group, groups = gather.regroup(index, self.group, parts)
+        group, groups = gather.regroup(index, self.group, self.cols, parts)
         return self.replace(
             packed=gather.joined(bits.pack_nibbles(gather.by_parts(codes, parts))),
             scale=gather.take_scales(scale, axis, groups),

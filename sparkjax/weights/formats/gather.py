@@ -24,7 +24,7 @@ def copies(plane: np.ndarray | None, axis: int, parts: int) -> np.ndarray | None
 
 
 def regroup(
-    index: np.ndarray, block: int, parts: int, *, wild: bool = True
+    index: np.ndarray, block: int, size: int, parts: int, *, wild: bool = True
 ) -> tuple[int, np.ndarray]:
     """Blocks of the result when its elements come from blocks of `block` elements.
 
@@ -32,6 +32,8 @@ def regroup(
     divisor of `block` that works), and the source's scales stand for several of them.
 
     Args:
+      block: elements of a block of the source; 0 is all.
+      size: elements of the source.
       wild: whether padding can be in any block (its stored code is zero under every scale);
         otherwise it gets blocks of its own.
 
@@ -39,13 +41,15 @@ def regroup(
       The result's block size, and the source block of each of its blocks (-1: padding).
     """
     if block == 0:
-        return 0, np.zeros(parts, np.int64)
+        if wild or (index >= 0).all():
+            return 0, np.zeros(parts, np.int64)
+        block = size
     source = np.where(index < 0, -1, index // block).reshape(parts, -1)
-    size = source.shape[1]
+    share = source.shape[1]
     # Anything joins a block of elements that are not there.
     absent, free = -2, (-1, -2) if wild else (-2,)
     for b in (d for d in range(block, 0, -1) if block % d == 0):
-        fill = -size % b
+        fill = -share % b
         chunks = np.pad(source, ((0, 0), (0, fill)), constant_values=absent).reshape(-1, b)
         joins = np.isin(chunks, free)
         low = np.where(joins, np.iinfo(np.int64).max, chunks).min(1)

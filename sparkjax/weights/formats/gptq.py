@@ -130,7 +130,7 @@ class GptqTensor(QuantizedTensor):
         if self.groups is not None:
             groups, chosen = pick_groups(np.asarray(self.groups), index, scale.shape[-1], parts)
         else:
-            group, chosen = gather.regroup(index, self.group, parts, wild=False)
+            group, chosen = gather.regroup(index, self.group, self.cols, parts, wild=False)
         return self.replace(
             packed=gather.joined(bits.pack(fields, self.width)),
             zero=_pack_zeros(gather.take_scales(zero, axis, chosen), self.width, 1),

@@ -96,7 +96,7 @@ class PackedTensor(QuantizedTensor):
             groups, chosen = pick_groups(np.asarray(self.groups), index, scale.shape[-1], parts)
             group = self.group
         else:
-            group, chosen = gather.regroup(index, self.group, parts, wild=zero is None)
+            group, chosen = gather.regroup(index, self.group, self.cols, parts, wild=zero is None)
             groups = None
         scale = without(gather.take_scales(scale, axis, chosen), axis, chosen)
         if zero is not None:

@@ -57,7 +57,7 @@ class ScaledTensor(QuantizedTensor):
             return self
         weight = take(np.asarray(self.weight), axis, index)
         # A zero of a format with zero points is not the code 0: its blocks get the scale 0.
-        block, groups = gather.regroup(index, self.block[axis], parts, wild=self.zero is None)
+        block, groups = gather.regroup(index, self.block[axis], self.shape[axis], parts, wild=self.zero is None)
         scale = gather.take_scales(np.asarray(self.scale), axis, groups)
         zero = None
         if self.zero is not None:
