@@ -276,12 +276,12 @@ def declare(config: Config, ranks: int) -> Tree:
             config.compressor(ratio), hidden, owners, f"{attn}.compressor"
         )
     if config.ratios:
-        layers["index_keys"] = declare_index_keys(
-            config.index, config.attention.dim, config.of(OWNS), f"{attn}.indexer"
-        )
-        layers["index_queries"] = declare_index_queries(
-            config.index, hidden, config.attention.q_rank, config.of(OWNS, INDEXES), f"{attn}.indexer"
-        )
+        index, shape, where = config.index, config.attention, f"{attn}.indexer"
+        indexers = config.of(OWNS, INDEXES)
+        layers["indexer"] = {
+            "keys": declare_index_keys(index, shape.dim, config.of(OWNS), where),
+            "queries": declare_index_queries(index, hidden, shape.q_rank, indexers, where),
+        }
     if config.engram is not None:
         where = f"{prefix}.engram"
         layers["engram"] = declare_engram(config.engram, config.hyper.streams, hidden, where)
@@ -350,16 +350,15 @@ def _mix(
         slot, c = layer.within(config.of(OWNS, ratio=ratio)), config.compressor(ratio)
         entries, cache = compress(y, p[name], slot, cache, name, slot, batch, c, context)
         cache = store_entries(entries, cache, name, slot, batch, ratio, config.entry_rope, context)
-        key = index_keys(
-            entries, p["index_keys"], layer.within(config.of(OWNS)), config.index, context
-        )
+        own = layer.within(config.of(OWNS))
+        key = index_keys(entries, p["indexer"]["keys"], own, config.index, context)
         cache = store_entries(key, cache, keys, slot, batch, ratio, config.entry_rope, context)
     else:
         slot = jnp.asarray(config.owner(ratio), jnp.int32)[layer.index]
     if role != READS:
         own = layer.within(config.of(OWNS, INDEXES))
         chosen = select_entries(
-            y, latent, p["index_queries"], own, cache[keys], slot, limit, scope, chosen, batch,
+            y, latent, p["indexer"]["queries"], own, cache[keys], slot, limit, scope, chosen, batch,
             config.index, context, ropes[1],
         )  # fmt: skip
     picked = chosen.rows if config.index.chooses(cache[keys], batch, scope) else None
