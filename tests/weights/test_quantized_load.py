@@ -22,6 +22,7 @@ from sparkjax.weights import formats, load
 from sparkjax.weights.checkpoint import open_checkpoint
 from sparkjax.weights.errors import CheckpointError
 from sparkjax.weights.formats import bits
+from sparkjax.weights.formats.exl3 import Exl3Tensor
 from sparkjax.weights.formats.fp4 import Fp4Tensor
 from sparkjax.weights.formats.mixed import Mixed
 from sparkjax.weights.formats.packed import PackedTensor
@@ -83,6 +84,8 @@ def plain(folder: Path, path: Path) -> Path:
     for name in checkpoint.quantized:
         node = jax.tree.map(jnp.asarray, checkpoint.weight(name))
         tensors[name] = np.asarray(numbers(node))
+        if isinstance(node, Exl3Tensor):
+            tensors[name] = tensors[name][:64, :64]  # the test's matrices without their padding
     config = {k: v for k, v in checkpoint.config.items() if k != "quantization_config"}
     return write(folder, tensors, config)
 
@@ -190,6 +193,40 @@ def test_layers_of_several_formats(tmp_path, kept):
     mixed = [n for n in nodes(model.params) if isinstance(n, Mixed)]
     assert len(mixed) == 3 and {len(n.stacks) for n in mixed} == {4}
     same(path, tmp_path / "plain", ranks=2)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_awq_gptq_and_exl3_in_one_file(tmp_path, kept, ranks):
+    """Told apart by their shapes; EXL3's padding to 128 is cropped."""
+    tensors, config = golden("llama")
+    rng = np.random.default_rng(0)
+
+    def words(*shape: int) -> np.ndarray:
+        return rng.integers(-(2**31), 2**31, shape).astype(np.int32)
+
+    def scales(*shape: int) -> np.ndarray:
+        return (rng.random(shape) * 0.02).astype(np.float16)
+
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        for name, kind in (("self_attn.q_proj", "awq"), ("self_attn.o_proj", "exl3"), ("mlp.up_proj", "gptq"), ("mlp.down_proj", "gptq")):
+            x = f"{prefix}.{name}"
+            n, k = tensors.pop(f"{x}.weight").shape
+            if kind == "exl3":
+                tensors[f"{x}.trellis"] = words(8, 8, 20).view(np.int16)
+                tensors[f"{x}.suh"], tensors[f"{x}.svh"] = scales(128), scales(128) * 20
+                tensors[f"{x}.mul1"] = np.array(0x83DCD12D, np.uint32).view(np.int32)
+                continue
+            across = (k, n // 8) if kind == "awq" else (k // 8, n)
+            tensors[f"{x}.qweight"], tensors[f"{x}.qzeros"] = words(*across), words(k // 32, n // 8)
+            tensors[f"{x}.scales"] = scales(k // 32, n)
+            if name == "mlp.down_proj":
+                tensors[f"{x}.g_idx"] = rng.permutation(np.arange(k) // 32).astype(np.int32)
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
+    path = write(tmp_path / "packed", tensors, config)
+    assert {s.format for s in open_checkpoint(path).quantized.values()} == {"AWQ", "GPTQ", "EXL3"}
+    model = same(path, tmp_path / "plain", ranks)
+    assert len(nodes(model.params)) == 4
 
 
 def test_the_twelve_bit_form_changes_no_bit(tmp_path):

@@ -19,7 +19,7 @@ from flax import struct
 from ...mesh.units import take
 from ..errors import CheckpointError
 from . import bits, gather
-from .base import COLS, ROWS, QuantizedTensor
+from .base import COLS, ROWS, Plane, QuantizedTensor
 from .int8 import group_of
 from .scaled import without
 
@@ -39,9 +39,9 @@ class AwqTensor(QuantizedTensor):
       group: inputs of a group; 0 is one group of all.
     """
 
-    packed: jax.Array
-    zero: jax.Array
-    scale: jax.Array
+    packed: Plane
+    zero: Plane
+    scale: Plane
     width: int = struct.field(pytree_node=False)
     group: int = struct.field(pytree_node=False)
     rows: int = struct.field(pytree_node=False)
@@ -88,7 +88,7 @@ def _words(rows: int, width: int) -> int:
     return bits.words(-(-rows // 8) * 8, width)
 
 
-def _unpack(words: jax.Array, width: int, rows: int) -> jax.Array:
+def _unpack(words: Plane, width: int, rows: int) -> Plane:
     """[..., words, X] -> int32 [..., rows, X], in the outputs' order."""
     runs = -(-rows // 8)
     slots = bits.unpack(words.swapaxes(-1, -2), width, runs * 8)

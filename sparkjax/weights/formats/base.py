@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,6 +11,10 @@ import numpy as np
 
 ROWS, COLS = -2, -1
 """The axes of a matrix that `pick` takes: outputs and inputs."""
+
+
+Plane = Any
+"""An array of a node: numpy's while loading, jax's afterwards."""
 
 
 class QuantizedTensor:
@@ -28,8 +33,9 @@ class QuantizedTensor:
 
     rows: int
     cols: int
+    replace: Callable[..., Any]
 
-    def _main(self) -> tuple[jax.Array, int, int, int]:
+    def _main(self) -> tuple[Plane, int, int, int]:
         """The largest plane, its axes behind the leading ones, and how many entries of the first
         two of those one share of `rows` x `cols` weights has."""
         raise NotImplementedError

@@ -17,7 +17,7 @@ from jax import lax
 
 from ...mesh.units import take
 from . import bits, gather
-from .base import QuantizedTensor
+from .base import Plane, QuantizedTensor
 
 MOST_ESCAPES = 0.02
 """Share of escapes above which a tensor stays plain BF16."""
@@ -39,12 +39,12 @@ class Bf16Tensor(QuantizedTensor):
       widest: the most escapes of a row.
     """
 
-    low: jax.Array
-    codes: jax.Array
-    base: jax.Array
-    places: jax.Array
-    exponents: jax.Array
-    first: jax.Array
+    low: Plane
+    codes: Plane
+    base: Plane
+    places: Plane
+    exponents: Plane
+    first: Plane
     widest: int = struct.field(pytree_node=False)
     rows: int = struct.field(pytree_node=False)
     cols: int = struct.field(pytree_node=False)

@@ -10,7 +10,7 @@ import numpy as np
 from flax import struct
 
 from . import gather
-from .base import COLS, ROWS, QuantizedTensor
+from .base import COLS, ROWS, Plane, QuantizedTensor
 
 
 @struct.dataclass
@@ -25,7 +25,7 @@ class Covered(QuantizedTensor):
     """
 
     inner: Any
-    index: jax.Array
+    index: Plane
     axis: int = struct.field(pytree_node=False)
     block: int = struct.field(pytree_node=False)
     rows: int = struct.field(pytree_node=False)

@@ -27,7 +27,7 @@ from jax import lax
 
 from ..errors import CheckpointError
 from . import gather
-from .base import COLS, ROWS, QuantizedTensor
+from .base import COLS, ROWS, Plane, QuantizedTensor
 from .cover import covered
 
 TILE, ROTATION = 16, 128
@@ -47,9 +47,9 @@ class Exl3Tensor(QuantizedTensor):
       as_e4m3: whether decoded values are rounded to E4M3 (EXLR8).
     """
 
-    trellis: jax.Array
-    out_scale: jax.Array
-    in_scale: jax.Array
+    trellis: Plane
+    out_scale: Plane
+    in_scale: Plane
     codebook: str = struct.field(pytree_node=False)
     as_e4m3: bool = struct.field(pytree_node=False)
     rows: int = struct.field(pytree_node=False)

@@ -50,18 +50,18 @@ def exlr8_half(
         )
     if raw.size % (2 * tiles):
         raise CheckpointError(f"{raw.size} bytes are no whole number for each of {tiles} tiles")
-    trellis = np.ascontiguousarray(raw.reshape(-1)).view(np.int16).reshape(tiles, -1)
-    check_rate(trellis.shape[-1], CODEBOOK)
-    per, rate = ROTATION // TILE, trellis.shape[-1]
+    coded = np.ascontiguousarray(raw.reshape(-1)).view(np.int16)
+    per, rate = ROTATION // TILE, coded.size // tiles
+    check_rate(rate, CODEBOOK)
     # A sign times a float16 is exact.
     scale = (signs.astype(np.float32) * np.repeat(block.astype(np.float32), ROTATION)).astype(
         np.float16
     )
     if part == "out":
-        trellis = trellis.reshape(wide // TILE, per, rate)
+        trellis = coded.reshape(wide // TILE, per, rate)
         return exl3_tensor(trellis, scale, chan, CODEBOOK, as_e4m3=True)
-    trellis = trellis.reshape(wide // ROTATION, per, per, rate).swapaxes(0, 1)
-    trellis = trellis.reshape(per, wide // TILE, rate)
+    blocks = coded.reshape(wide // ROTATION, per, per, rate).swapaxes(0, 1)
+    trellis = blocks.reshape(per, wide // TILE, rate)
     return exl3_tensor(trellis, chan, scale, CODEBOOK, as_e4m3=True)
 
 
@@ -88,13 +88,13 @@ class Halves(QuantizedTensor):
         return 1, 1
 
     @property
-    def rows(self) -> int:
+    def rows(self) -> int:  # type: ignore[override]
         """N."""
         sizes = [p.shape[ROWS] for p in self.parts]
         return sum(sizes) if self.axis == ROWS else sizes[0]
 
     @property
-    def cols(self) -> int:
+    def cols(self) -> int:  # type: ignore[override]
         """K."""
         sizes = [p.shape[COLS] for p in self.parts]
         return sum(sizes) if self.axis == COLS else sizes[0]

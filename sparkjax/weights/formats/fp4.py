@@ -12,7 +12,7 @@ from flax import struct
 from ...mesh.units import take
 from ..errors import CheckpointError
 from . import bits, gather
-from .base import COLS, ROWS, QuantizedTensor
+from .base import COLS, ROWS, Plane, QuantizedTensor
 
 
 @struct.dataclass
@@ -27,9 +27,9 @@ class Fp4Tensor(QuantizedTensor):
       group: inputs under one scale.
     """
 
-    packed: jax.Array
-    scale: jax.Array
-    whole: jax.Array | None
+    packed: Plane
+    scale: Plane
+    whole: Plane | None
     divide: bool = struct.field(pytree_node=False)
     group: int = struct.field(pytree_node=False)
     rows: int = struct.field(pytree_node=False)

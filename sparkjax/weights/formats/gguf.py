@@ -19,7 +19,7 @@ from jax import lax
 
 from sparkjax.mesh.units import take
 from sparkjax.weights.errors import CheckpointError
-from sparkjax.weights.formats.base import COLS, ROWS, QuantizedTensor
+from sparkjax.weights.formats.base import COLS, ROWS, Plane, QuantizedTensor
 from sparkjax.weights.formats.cover import covered
 from sparkjax.weights.gguf import GGML_TYPES
 
@@ -35,7 +35,7 @@ class GGUFTensor(QuantizedTensor):
       kind: ggml type name, a key of `KINDS`.
     """
 
-    blocks: jax.Array
+    blocks: Plane
     kind: str = struct.field(pytree_node=False)
 
     @property

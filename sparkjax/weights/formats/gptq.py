@@ -24,7 +24,7 @@ from flax import struct
 from ...mesh.units import take
 from ..errors import CheckpointError
 from . import bits, gather
-from .base import COLS, ROWS, QuantizedTensor
+from .base import COLS, ROWS, Plane, QuantizedTensor
 from .int8 import group_of
 from .packed import by_group, check_groups, pick_groups
 from .scaled import without
@@ -48,10 +48,10 @@ class GptqTensor(QuantizedTensor):
       group: inputs of a group; 0 is one group of all.
     """
 
-    packed: jax.Array
-    zero: jax.Array
-    scale: jax.Array
-    groups: jax.Array | None
+    packed: Plane
+    zero: Plane
+    scale: Plane
+    groups: Plane | None
     width: int = struct.field(pytree_node=False)
     planar: bool = struct.field(pytree_node=False)
     minus_one: bool = struct.field(pytree_node=False)
@@ -69,7 +69,8 @@ class GptqTensor(QuantizedTensor):
         if not self.planar:
             return bits.unpack(words, self.width, count)
         blocks = words.reshape(*words.shape[:-1], -1, self.width)
-        value, low = 0, 0
+        value: Any = 0
+        low = 0
         for plane in PLANES[self.width]:
             value = value | bits.unpack(blocks[..., low : low + plane], plane, 32) << low
             low += plane

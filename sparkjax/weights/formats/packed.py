@@ -19,7 +19,7 @@ from flax import struct
 from ...mesh.units import take
 from ..errors import CheckpointError
 from . import bits, gather
-from .base import COLS, ROWS, QuantizedTensor
+from .base import COLS, ROWS, Plane, QuantizedTensor
 from .int8 import group_of
 from .scaled import without
 
@@ -37,10 +37,10 @@ class PackedTensor(QuantizedTensor):
       group: inputs of a group; 0 is one group of all.
     """
 
-    packed: jax.Array
-    scale: jax.Array
-    zero: jax.Array | None
-    groups: jax.Array | None
+    packed: Plane
+    scale: Plane
+    zero: Plane | None
+    groups: Plane | None
     width: int = struct.field(pytree_node=False)
     group: int = struct.field(pytree_node=False)
     rows: int = struct.field(pytree_node=False)
@@ -60,9 +60,10 @@ class PackedTensor(QuantizedTensor):
 
     def _zeros(self) -> jax.Array:
         """Zero points [..., N, G], without the offset."""
-        if self.zero.dtype == jnp.int8:
-            return self.zero.astype(np.int32)
-        fields = bits.unpack(self.zero.swapaxes(-1, -2), self.width, self.rows)
+        zero: Plane = self.zero
+        if zero.dtype == jnp.int8:
+            return zero.astype(np.int32)
+        fields = bits.unpack(zero.swapaxes(-1, -2), self.width, self.rows)
         return fields.swapaxes(-1, -2) - (1 << self.width - 1)
 
     def _numbers(self, packed: jax.Array, scale: jax.Array, zero: jax.Array | None) -> jax.Array:

@@ -17,7 +17,7 @@ from flax import struct
 from ...mesh.units import take
 from ..errors import CheckpointError
 from . import bits, gather
-from .base import COLS, ROWS, QuantizedTensor
+from .base import COLS, ROWS, Plane, QuantizedTensor
 
 
 @struct.dataclass
@@ -31,9 +31,9 @@ class ScaledTensor(QuantizedTensor):
       block: rows and columns of a block; 0 is all of a share.
     """
 
-    weight: jax.Array
-    scale: jax.Array
-    zero: jax.Array | None
+    weight: Plane
+    scale: Plane
+    zero: Plane | None
     block: tuple[int, int] = struct.field(pytree_node=False)
     rows: int = struct.field(pytree_node=False)
     cols: int = struct.field(pytree_node=False)
@@ -119,7 +119,7 @@ def scaled_tensor(
                 f"{what} are {list(plane.shape)}; a weight of {list(weight.shape)} in blocks of "
                 f"{list(block)} needs {list(wanted)}"
             )
-    return ScaledTensor(weight, e8m0_as_bytes(scale), zero, tuple(block), n, k)
+    return ScaledTensor(weight, e8m0_as_bytes(scale), zero, (block[0], block[1]), n, k)
 
 
 def e8m0_as_bytes(scale: np.ndarray) -> np.ndarray:
