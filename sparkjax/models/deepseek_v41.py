@@ -14,7 +14,7 @@ site's weights, which the streams alone do not tell.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -319,6 +319,8 @@ def prelude_shapes(config: Config) -> dict[str, tuple[int, ...]]:
 def prelude(
     config: Config, opened: Tables, tokens: np.ndarray, start: int, count: int
 ) -> dict[str, np.ndarray]:
+    if config.engram is None:
+        return {}
     return engram_prelude(config.engram, opened, tokens, start, count)
 
 
@@ -334,7 +336,7 @@ def _mix(
     batch: Batch,
     config: Config,
     context: Context,
-    ropes: tuple[Any, Any],
+    ropes: Sequence[tuple[jax.Array, jax.Array]],
 ) -> tuple[jax.Array, caches.Caches, Chosen]:
     """The layer's attention over normalised y, and what later layers attend to."""
     at, (ratio, role, scope, _) = layer.within(config.stack), layer.kind

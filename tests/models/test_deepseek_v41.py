@@ -25,50 +25,50 @@ GOLDEN = Path(__file__).parents[1] / "golden/deepseek_v41"
 
 VARIANTS: dict[str, dict[str, Any]] = {
     # Scanned readers and indexers, several owners of one ratio, a memory in the middle.
-    "deep": dict(
-        num_hidden_layers=18,
-        compress_ratios=[0, 0, *[2] * 8, *[1] * 8, 0, 0, 0],
-        kv_source_layer_ids=[2, 6, 10],
-        index_source_layer_ids=[2, 6, 10, 12, 14, 16],
-        candidate_source_layer_id=10,
-        engram_layer_ids=[1, 8],
-        sliding_window=5,
-        num_attention_heads=6,
-        o_groups=3,
-    ),
+    "deep": {
+        "num_hidden_layers": 18,
+        "compress_ratios": [0, 0, *[2] * 8, *[1] * 8, 0, 0, 0],
+        "kv_source_layer_ids": [2, 6, 10],
+        "index_source_layer_ids": [2, 6, 10, 12, 14, 16],
+        "candidate_source_layer_id": 10,
+        "engram_layer_ids": [1, 8],
+        "sliding_window": 5,
+        "num_attention_heads": 6,
+        "o_groups": 3,
+    },
     # Wide entries of two ratios, no candidates, no memories, another number of streams.
-    "plain": dict(
-        num_hidden_layers=7,
-        compress_ratios=[3, 3, 0, 5, 5, 5, 5],
-        kv_source_layer_ids=[0, 3],
-        index_source_layer_ids=[0, 3, 5],
-        candidate_source_layer_id=None,
-        engram_layer_ids=[],
-        sliding_window=2,
-        index_topk=3,
-        hc_mult=3,
-        hc_sinkhorn_iters=4,
-        n_routed_experts=5,
-        num_experts_per_tok=3,
-        swiglu_limit=0.7,
-        rope_scaling=None,
-        tie_word_embeddings=True,
-    ),
+    "plain": {
+        "num_hidden_layers": 7,
+        "compress_ratios": [3, 3, 0, 5, 5, 5, 5],
+        "kv_source_layer_ids": [0, 3],
+        "index_source_layer_ids": [0, 3, 5],
+        "candidate_source_layer_id": None,
+        "engram_layer_ids": [],
+        "sliding_window": 2,
+        "index_topk": 3,
+        "hc_mult": 3,
+        "hc_sinkhorn_iters": 4,
+        "n_routed_experts": 5,
+        "num_experts_per_tok": 3,
+        "swiglu_limit": 0.7,
+        "rope_scaling": None,
+        "tie_word_embeddings": True,
+    },
     # Blocks hold fewer entries than are chosen; the picker does not own its entries.
-    "narrow": dict(
-        num_hidden_layers=6,
-        compress_ratios=[0, 2, 2, 2, 2, 2],
-        kv_source_layer_ids=[1],
-        index_source_layer_ids=[1, 3, 4],
-        candidate_source_layer_id=3,
-        candidate_topk_blocks=2,
-        candidate_block_size=3,
-        index_topk=9,
-        engram_layer_ids=[3],
-        engram_max_ngram_size=3,
-        engram_n_heads=3,
-        qk_rope_head_dim=12,
-    ),
+    "narrow": {
+        "num_hidden_layers": 6,
+        "compress_ratios": [0, 2, 2, 2, 2, 2],
+        "kv_source_layer_ids": [1],
+        "index_source_layer_ids": [1, 3, 4],
+        "candidate_source_layer_id": 3,
+        "candidate_topk_blocks": 2,
+        "candidate_block_size": 3,
+        "index_topk": 9,
+        "engram_layer_ids": [3],
+        "engram_max_ngram_size": 3,
+        "engram_n_heads": 3,
+        "qk_rope_head_dim": 12,
+    },
 }
 
 
@@ -176,7 +176,7 @@ def test_multipliers_of_the_release():
 def test_a_tokenizer_with_another_number_of_classes_is_refused():
     values = settings("deep") | {"engram_compressed_vocab_size": 256}
     engram = deepseek_v41.read_config(values).engram
-    with pytest.raises(CheckpointError, match="257 classes.*engram_compressed_vocab_size is 256"):
+    with pytest.raises(CheckpointError, match=r"257 classes.*engram_compressed_vocab_size is 256"):
         token_classes(Tokenizer.from_dir(GOLDEN), engram)
 
 

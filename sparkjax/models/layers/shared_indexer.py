@@ -138,20 +138,21 @@ def select_entries(
       chosen: what earlier ones picked.
     """
     rows, blocks = chosen
-    some, coarse = index.chooses(plane, batch, scope), index.picks(plane, batch)
-    if not some and not (scope == PICKS and coarse):
+    some = index.chooses(plane, batch, scope)
+    picking = scope == PICKS and index.picks(plane, batch)
+    if not some and not picking:
         return chosen
     q = linear(latent, p["q_b"], at, context=context, rows=batch.rows)
     q = rotate_tail(q.reshape(*q.shape[:2], index.heads, index.dim), *rope)
     weights = linear(x, p["weights"], at, context=context, rows=batch.rows).astype(jnp.float32)
     where = (q, weights, plane, slot, batch.pages, limit)
-    if scope == INSIDE and coarse:
+    if scope == INSIDE and blocks is not None:
         rows = candidates.select_within(
             *where, blocks, context=context, k=index.top, size=index.size, scale=index.scale
         )
     elif some:
         rows = kernel.select(*where, context=context, k=index.top, scale=index.scale)
-    if scope == PICKS and coarse:
+    if picking:
         blocks = candidates.pick_blocks(
             *where, context=context, k=index.blocks, size=index.size, scale=index.scale
         )
