@@ -1,7 +1,8 @@
 """Running a model's layers so that compile time does not grow with depth.
 
 Layers of one kind are stacked. A model of mixed kinds is cut into segments, each a short pattern
-of layers repeated many times, and each segment is one `lax.scan` whose body holds the pattern
+of layers repeated many times. A segment is one `lax.scan` whose body holds the pattern once, and
+inside of it every run of equal layers is one `lax.scan` too: (S S S S S F) x 8 compiles S and F
 once. Parameters and caches are never scan inputs: they stay whole, and a layer finds its own part
 by index.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
@@ -26,6 +28,16 @@ class Segment:
     repeats: int
 
 
+def runs(kinds: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """(first, length) of every run of equal kinds."""
+    found, at = [], 0
+    for _, run in itertools.groupby(kinds):
+        length = len(list(run))
+        found.append((at, length))
+        at += length
+    return found
+
+
 @functools.lru_cache(maxsize=256)
 def segments(kinds: tuple[Hashable, ...], longest: int = 16) -> tuple[Segment, ...]:
     """Cuts layers into segments such that the fewest layer bodies are compiled."""
@@ -34,12 +46,13 @@ def segments(kinds: tuple[Hashable, ...], longest: int = 16) -> tuple[Segment, .
     for start in range(n - 1, -1, -1):
         options = []
         for period in range(1, min(longest, n - start) + 1):
+            bodies = len(runs(kinds[start : start + period]))
             repeats = 1
             while True:
                 end = start + period * repeats
                 cost, count, rest = best[end]
                 segment = Segment(start, period, repeats)
-                options.append((cost + period, count + 1, (segment, *rest)))
+                options.append((cost + bodies, count + 1, (segment, *rest)))
                 if kinds[end : end + period] != kinds[start : start + period]:
                     break
                 repeats += 1
@@ -49,7 +62,8 @@ def segments(kinds: tuple[Hashable, ...], longest: int = 16) -> tuple[Segment, .
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layer:
-    """One layer of a running model.
+    """One layer of a running model: `inner` of `run` equal layers from `offset` on, in repetition
+    `repeat` of a segment.
 
     Attributes:
       kind: its static kind.
@@ -60,20 +74,26 @@ class Layer:
     segment: Segment
     offset: int
     repeat: Any
+    run: int = 1
+    inner: Any = 0
 
     @property
     def index(self) -> Any:
-        return self.segment.start + self.offset + self.repeat * self.segment.period
+        first = self.segment.start + self.offset
+        return first + self.inner + self.repeat * self.segment.period
 
     def within(self, stack: Sequence[int]) -> Any:
         """Its place in an array that stacks the layers `stack` (rising layer numbers)."""
         first = self.segment.start + self.offset
-        base = stack.index(first)
-        if self.segment.repeats == 1:
-            return base
-        end = self.segment.start + self.segment.period
-        stride = sum(self.segment.start <= layer < end for layer in stack)
-        return base + self.repeat * stride
+        base, segment = stack.index(first), self.segment
+        stride = sum(segment.start <= layer < segment.start + segment.period for layer in stack)
+        for repeat in range(segment.repeats):
+            here, start = base + repeat * stride, first + repeat * segment.period
+            if tuple(stack[here : here + self.run]) != tuple(range(start, start + self.run)):
+                raise ValueError(f"of equal layers, {first} and on, only some are in {tuple(stack)}")
+        if segment.repeats == 1:
+            return base + self.inner
+        return base + self.inner + self.repeat * stride
 
 
 def lone(kind: Any, index: int) -> Layer:
@@ -82,6 +102,11 @@ def lone(kind: Any, index: int) -> Layer:
 
 
 Captured = dict[str, jax.Array]
+
+
+def _scan(body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, count: int) -> tuple[Any, Any]:
+    """`body(carry, i)` for i < count; what it returns besides is stacked."""
+    return jax.lax.scan(body, carry, jnp.arange(count, dtype=jnp.int32))
 
 
 def run_layers(
@@ -94,33 +119,40 @@ def run_layers(
     Returns the last carry and each captured name stacked over the layers that captured it.
     """
     found: dict[str, dict[int, jax.Array]] = {}
-
-    def keep(layers: range, captured: Captured, stacked: bool) -> None:
-        for name, value in captured.items():
-            for at, layer in enumerate(layers):
-                found.setdefault(name, {})[layer] = value[at] if stacked else value
-
     for segment in segments(tuple(kinds)):
         pattern = kinds[segment.start : segment.start + segment.period]
-        if segment.repeats == 1:
-            for offset, kind in enumerate(pattern):
-                carry, captured = block(carry, Layer(kind, segment, offset, 0))
-                at = segment.start + offset
-                keep(range(at, at + 1), captured, stacked=False)
-            continue
+        cuts = runs(pattern)
 
-        def body(carry: Any, repeat: Any, segment=segment, pattern=pattern) -> tuple[Any, list]:
+        def once(
+            carry: Any, repeat: Any, segment=segment, pattern=pattern, cuts=cuts
+        ) -> tuple[Any, list[Captured]]:
             captured = []
-            for offset, kind in enumerate(pattern):
-                carry, one = block(carry, Layer(kind, segment, offset, repeat))
+            for offset, length in cuts:
+                layer = Layer(pattern[offset], segment, offset, repeat, length)
+                if length == 1:
+                    carry, one = block(carry, layer)
+                    one = {name: value[None] for name, value in one.items()}
+                else:
+
+                    def inside(carry: Any, inner: Any, layer=layer) -> tuple[Any, Captured]:
+                        return block(carry, dataclasses.replace(layer, inner=inner))
+
+                    carry, one = _scan(inside, carry, length)
                 captured.append(one)
             return carry, captured
 
-        carry, stacks = jax.lax.scan(body, carry, jnp.arange(segment.repeats, dtype=jnp.int32))
-        for offset, captured in enumerate(stacks):
-            first = segment.start + offset
-            last = segment.start + segment.period * segment.repeats
-            keep(range(first, last, segment.period), captured, stacked=True)
+        if segment.repeats == 1:
+            carry, stacks = once(carry, 0)
+            stacks = [{name: v[None] for name, v in one.items()} for one in stacks]
+        else:
+            carry, stacks = _scan(once, carry, segment.repeats)
+        # Captures are [repeats, run, ...] for each run of the pattern.
+        for (offset, length), captured in zip(cuts, stacks, strict=True):
+            for name, value in captured.items():
+                for repeat in range(segment.repeats):
+                    first = segment.start + offset + repeat * segment.period
+                    for inner in range(length):
+                        found.setdefault(name, {})[first + inner] = value[repeat, inner]
     return carry, {
         name: jnp.stack([rows[layer] for layer in sorted(rows)]) for name, rows in found.items()
     }
