@@ -41,7 +41,7 @@ class Config:
     kv_heads: int
     head_dim: int
     width: int
-    experts: Experts | None
+    experts: Experts
     eps: float
     rope: Rope
     attention_bias: bool
@@ -95,7 +95,7 @@ def read_config(values: Mapping[str, Any]) -> Config:
         kv_heads=r.read("num_key_value_heads", int),
         head_dim=head_dim,
         width=r.read("intermediate_size", int) if dense else 0,
-        experts=read_experts(r) if dense < layers or drafts else None,
+        experts=read_experts(r),
         eps=r.read("rms_norm_eps", float, 1e-5),
         rope=read_rope(r, int(head_dim * turned)),
         attention_bias=r.read("attention_bias", bool, False),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -151,12 +152,10 @@ def attention(
     at, slot = layer.within(layers), layer.within(cached)
     q, k, v = project(x, p, at, heads, batch, context)
     if "q_norm" in p:
-        how = {
-            "eps": heads.eps,
-            "zero_centred": heads.zero_centred,
-            "late_cast": heads.late_cast,
-        }
-        q, k = rms_norm(q, p["q_norm"], at, **how), rms_norm(k, p["k_norm"], at, **how)
+        norm = functools.partial(
+            rms_norm, eps=heads.eps, zero_centred=heads.zero_centred, late_cast=heads.late_cast
+        )
+        q, k = norm(q, p["q_norm"], at), norm(k, p["k_norm"], at)
     if rope is not None:
         q, k = rotate_half(q, *rope), rotate_half(k, *rope)
     out, cache = attend_cached(q, k, v, cache, names, batch, slot, heads, context, sinks)

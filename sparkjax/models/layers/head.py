@@ -11,9 +11,9 @@ from ...kernels.linear import embed as embed_kernel
 from ...kernels.linear import linear
 from ...mesh.context import Context
 from ...mesh.units import even
+from ...weights import formats
 from ..batch import Batch
 from ..params import Dim, Param, spread
-from ...weights import formats
 
 
 def declare_vocabulary(vocab: int, hidden: int, name: str, ranks: int, **kwargs: Any) -> Param:

@@ -109,6 +109,11 @@ def _scan(body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, count: int) -
     return jax.lax.scan(body, carry, jnp.arange(count, dtype=jnp.int32))
 
 
+def _each(block: Callable[[Any, Layer], Any], layer: Layer) -> Callable[[Any, Any], Any]:
+    """The scan's body over a run of equal layers."""
+    return lambda carry, inner: block(carry, dataclasses.replace(layer, inner=inner))
+
+
 def run_layers(
     kinds: Sequence[Hashable],
     block: Callable[[Any, Layer], tuple[Any, Captured]],
@@ -134,10 +139,7 @@ def run_layers(
                     one = {name: value[None] for name, value in one.items()}
                 else:
 
-                    def inside(carry: Any, inner: Any, layer=layer) -> tuple[Any, Captured]:
-                        return block(carry, dataclasses.replace(layer, inner=inner))
-
-                    carry, one = _scan(inside, carry, length)
+                    carry, one = _scan(_each(block, layer), carry, length)
                 captured.append(one)
             return carry, captured
 
