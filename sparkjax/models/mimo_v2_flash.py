@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from ..kernels.linear import linear
 from ..mesh.context import Context
 from ..mesh.units import grouped_heads
+from ..weights.quant_config import FUSED_SHARDS
 from . import cache as caches
 from .batch import Batch
 from .config import ConfigReader, text_section
@@ -64,7 +65,7 @@ class Config:
     attention_bias: bool
     shards: int
     width: int
-    experts: Experts | None
+    experts: Experts
     eps: float
     tied: bool
     drafts: int
@@ -133,9 +134,9 @@ def read_config(values: Mapping[str, Any]) -> Config:
         sliding=_read_attention(r, SLIDING),
         value_scale=scale,
         attention_bias=r.read("attention_bias", bool, False),
-        shards=r.read("checkpoint_shards", int, 4),
+        shards=r.read("checkpoint_shards", int, FUSED_SHARDS),
         width=r.read("intermediate_size", int),
-        experts=read_experts(ConfigReader(shared)) if SPARSE in mlps else None,
+        experts=read_experts(ConfigReader(shared)),
         eps=r.read("rms_norm_eps", float, 1e-5, also=("layernorm_epsilon",)),
         tied=r.read("tie_word_embeddings", bool, False),
         drafts=r.read("num_nextn_predict_layers", int, 0),
@@ -248,8 +249,7 @@ def declare(config: Config, ranks: int) -> Tree:
             layers[kind] = _declare_attention(config, kind, own, f"{prefix}.self_attn", ranks)
     if dense := config.of(DENSE):
         layers["mlp"] = declare_mlp(hidden, config.width, dense, f"{prefix}.mlp", ranks)
-    if config.experts is not None:
-        sparse = config.of(SPARSE)
+    if sparse := config.of(SPARSE):
         layers["moe"] = declare_moe(config.experts, hidden, sparse, f"{prefix}.mlp", ranks)
     tree: Tree = {
         "embed": declare_vocabulary(config.vocab, hidden, "model.embed_tokens.weight", ranks),

@@ -56,16 +56,16 @@ class Directory:
         self.config = read_json(path / "config.json")
         self._files, self._where = _open_files(path)
         self.names = frozenset(self._where)
-        tensors = {n: (f.tensors[n].dtype, f.tensors[n].shape) for n, f in self._where.items()}
-        self.quantized = detect(tensors, self._quantization())
-        self.unread = frozenset(activation_tensors(tensors) if self.quantized else ())
         index = path / INDEX
         self.metadata: dict[str, Any] = (
             (read_json(index).get("metadata") or {}) if index.exists() else {}
         )
         if self.metadata.get("tp_size") is not None:
             # How many slices fused rows are stored in: part of the layout, beside the config.
-            self.config["checkpoint_shards"] = self.metadata["tp_size"]
+            self.config["checkpoint_shards"] = _whole(self.metadata["tp_size"])
+        tensors = {n: (f.tensors[n].dtype, f.tensors[n].shape) for n, f in self._where.items()}
+        self.quantized: Mapping[str, Stored] = detect(tensors, self._quantization())
+        self.unread = frozenset(activation_tensors(tensors) if self.quantized else ())
 
     def _quantization(self) -> dict[str, Any]:
         """The config, with the quantization section that older ModelOpt files put beside it."""
@@ -92,6 +92,11 @@ class Directory:
 
     def kind(self, name: str) -> str | None:
         return None
+
+
+def _whole(value: Any) -> Any:
+    """A count that some writers put in quotes."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
 class GGUF:

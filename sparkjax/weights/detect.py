@@ -260,7 +260,8 @@ def _scaled(
         per_group = grid == (*shape[:-1], -(-shape[-1] // MX_GROUP))
         if powers and per_group:
             return "MXFP8", lambda a: mxfp8_tensor(a["weight"], a["scale"]), None
-        return "FP8", lambda a: fp8_tensor(a["weight"], _e8m0(a["scale"]), block), None
+        shards = hints.shards(module)
+        return "FP8", lambda a: fp8_tensor(a["weight"], _e8m0(a["scale"]), block, shards), None
     if dtype.name == "int32" and main == "packed" and not powers:
         return "pack-quantized", lambda a: _packed(module, a, hints), None
     if dtype.name == "int8" and main == "weight" and not powers:

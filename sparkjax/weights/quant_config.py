@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+FUSED_SHARDS = 4
+"""Slices of the rows of fused projections where a checkpoint that has such does not tell."""
 AUTOROUND = ("auto-round", "intel/auto-round", "auto_round")
 
 
@@ -19,6 +21,9 @@ class QuantConfig:
         self.values = _section(config)
         self.method = str(self.values.get("quant_method", "")).lower()
         self.rules = list(self._rules())
+        fused = config.get("model_type") == "mimo_v2"
+        fused |= config.get("attention_projection_layout") == "fused_qkv"
+        self._fused_shards = config.get("checkpoint_shards", FUSED_SHARDS if fused else 1)
 
     def _rules(self) -> Iterator[tuple[re.Pattern[str], dict[str, Any]]]:
         """Patterns of module names with their own settings, first match wins (GPTQ `dynamic`,
@@ -59,6 +64,10 @@ class QuantConfig:
             for b in found
             if isinstance(b, (list, tuple)) and len(b) == 2 and all(type(n) is int and n > 0 for n in b)
         ]
+
+    def shards(self, module: str) -> int:
+        """How many slices of this module's rows have FP8 blocks of their own."""
+        return self._fused_shards if module.endswith("qkv_proj") else 1
 
     def refusal(self, family: str) -> str | None:
         """Why quantized weights of this family of formats cannot be read, whatever the tensors.

@@ -9,6 +9,8 @@ ModelOpt FP8 and FP8_PER_CHANNEL_PER_TOKEN.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ..errors import CheckpointError
@@ -18,7 +20,10 @@ DEFAULT_BLOCK = (128, 128)
 
 
 def fp8_tensor(
-    weight: np.ndarray, scale: np.ndarray, block: tuple[int, int] | None = None
+    weight: np.ndarray,
+    scale: np.ndarray,
+    block: tuple[int, int] | None = None,
+    shards: int = 1,
 ) -> ScaledTensor:
     """An FP8 weight [..., N, K]; the scale's shape says how it is divided.
 
@@ -26,6 +31,7 @@ def fp8_tensor(
       scale: one number, [...] (per matrix), [..., N] or [..., N, 1] (per channel), or the grid
         [..., ceil(N / bn), ceil(K / bk)].
       block: what the config says; where it does not fit the grid, 128 x 128, then equal blocks.
+      shards: equal slices of rows whose blocks do not cross from one to the next.
 
     Raises:
       CheckpointError: a shape that is none of these.
@@ -42,7 +48,24 @@ def fp8_tensor(
         return scaled_tensor(weight, scale, (1, 0))
     if len(shape) != weight.ndim:
         raise CheckpointError(f"scales of {list(shape)} do not fit a weight of {list(weight.shape)}")
-    return scaled_tensor(weight, scale, block_of((n, k), shape[-2:], block))
+    if shards > 1:
+        scale, block = _uncrossed(scale, (n, k), block or DEFAULT_BLOCK, shards)
+    return scaled_tensor(weight, scale, block_of((n, k), scale.shape[-2:], block))
+
+
+def _uncrossed(
+    scale: np.ndarray, size: tuple[int, int], block: tuple[int, int], shards: int
+) -> tuple[np.ndarray, tuple[int, int]]:
+    """A grid that starts anew with every slice of rows (each ending in a partial block), as one
+    grid of smaller blocks."""
+    share, height = size[0] // shards, block[0]
+    each = -(-share // height)
+    if size[0] % shards or share % height == 0 or scale.shape[-2] != shards * each:
+        return scale, block
+    small = math.gcd(share, height)
+    within = np.arange(share // small) * small // height
+    index = np.concatenate([shard * each + within for shard in range(shards)])
+    return np.ascontiguousarray(scale[..., index, :]), (small, block[1])
 
 
 def _whole(weight: np.ndarray, scale: np.ndarray) -> ScaledTensor:
