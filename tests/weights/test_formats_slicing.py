@@ -231,8 +231,9 @@ def test_shares_equal_shares_of_the_numbers(name, axis):
     assert close(node, numbers(picked), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=2, derandomize=True, deadline=None)
+@settings(max_examples=6, derandomize=True, deadline=None)
 @given(data=st.data())
 def test_any_pick_after_any_pick(name, data):
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))

@@ -106,6 +106,7 @@ def dequantize(t: GGUFTensor, layer: Any = None, dtype: Any = _F32) -> jax.Array
 
 def take_rows(t: GGUFTensor, ids: jax.Array, dtype: Any = _F32) -> jax.Array:
     """Rows of a table [N, K] as [*ids.shape, K]; decodes those rows only, clamps ids."""
+    ids = jnp.clip(ids, 0, t.blocks.shape[-2] - 1)
     return _decode_rows(t.blocks[ids], t.kind).astype(dtype)
 
 
