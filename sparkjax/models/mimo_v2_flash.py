@@ -37,6 +37,8 @@ DRAFTS = Drafts(reads="residual", chained=False)
 """Every prediction layer reads the main model's state in front of the final norm."""
 IGNORED = ("model.mtp.",)
 """Prediction layers that the config does not ask for."""
+ROTARY_FACTOR = 0.334
+"""Share of a head's channels that turn where the config does not tell."""
 PLANES = {FULL: ("k", "v"), SLIDING: ("ring_k", "ring_v")}
 
 
@@ -184,18 +186,21 @@ def _read_attention(r: ConfigReader, kind: str) -> Attention:
 
 
 def _read_rope(r: ConfigReader, head_dim: int, kind: str) -> Rope:
-    everywhere = r.read("partial_rotary_factor", float, 0.334)
+    everywhere = r.read("partial_rotary_factor", float, None)
     new = r.section("rope_parameters")
     if new is not None:
-        factor = (new.section(kind) or new).read("partial_rotary_factor", float, everywhere)
-        return read_rope(r, int(head_dim * factor), kind)
+        own = new.section(kind) or new
+        plain = own.read("rope_type", str, "default", also=("type",)) == "default"
+        # Extended ropes turn whole heads unless told otherwise, as in the published implementation.
+        usual = everywhere or (ROTARY_FACTOR if plain else 1.0)
+        return read_rope(r, int(head_dim * own.read("partial_rotary_factor", float, usual)), kind)
     old = r.section("rope_scaling")
     if old is not None:
         # Which layers an extended rope would apply to is told by `rope_parameters` alone.
         for name in ("rope_type", "type"):
             old.require(name, ("default",), "default")
     theta = r.read("rope_theta", float, 5e6) if kind == FULL else r.read("swa_rope_theta", float, 1e4)
-    return Rope(int(head_dim * everywhere), theta)
+    return Rope(int(head_dim * (everywhere or ROTARY_FACTOR)), theta)
 
 
 # --- Declarations -------------------------------------------------------------------------------

@@ -38,7 +38,10 @@ def write(folder, arrays, shards, **changes):
     folder.mkdir()
     save_file({k: np.ascontiguousarray(v) for k, v in arrays.items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(values(**changes)))
-    index = {"metadata": {"tp_size": shards}, "weight_map": dict.fromkeys(arrays, "model.safetensors")}
+    index = {
+        "metadata": {"tp_size": shards},
+        "weight_map": dict.fromkeys(arrays, "model.safetensors"),
+    }
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder
 
