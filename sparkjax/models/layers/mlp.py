@@ -15,13 +15,18 @@ from ..batch import Batch
 from ..params import Dim, Param, spread
 
 
+def silu(x: jax.Array) -> jax.Array:
+    """x sigmoid(x), in float32 and rounded once: each step in bfloat16 would round anew."""
+    return jax.nn.silu(x.astype(jnp.float32)).astype(x.dtype)
+
+
 def gelu_tanh(x: jax.Array) -> jax.Array:
     """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) (Hendrycks and Gimpel 2016)."""
     return jax.nn.gelu(x, approximate=True)
 
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "silu": jax.nn.silu,
+    "silu": silu,
     "gelu_pytorch_tanh": gelu_tanh,
 }
 

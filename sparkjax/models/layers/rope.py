@@ -146,20 +146,25 @@ def rotate_half(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
 
     Args:
       x: [..., heads, D].
-      cos, sin: float32 [..., dim / 2], without the head axis; cast to x's dtype first.
+      cos, sin: float32 [..., dim / 2], without the head axis; the turn is in float32, rounded
+        once to x's dtype.
     """
     half = cos.shape[-1]
-    cos, sin = cos[..., None, :].astype(x.dtype), sin[..., None, :].astype(x.dtype)
+    cos, sin = cos[..., None, :], sin[..., None, :]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    turned = [first * cos - second * sin, second * cos + first * sin]
+    turned = [
+        (first * cos - second * sin).astype(x.dtype),
+        (second * cos + first * sin).astype(x.dtype),
+    ]
     return jnp.concatenate([*turned, rest] if rest.shape[-1] else turned, axis=-1)
 
 
 def rotate_interleaved(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotates the first 2 * cos.shape[-1] channels of x, pairing channel 2i with 2i + 1."""
+    """Rotates the first 2 * cos.shape[-1] channels of x, pairing channel 2i with 2i + 1; in
+    float32, rounded once."""
     dim = 2 * cos.shape[-1]
-    cos, sin = cos[..., None, :].astype(x.dtype), sin[..., None, :].astype(x.dtype)
+    cos, sin = cos[..., None, :], sin[..., None, :]
     even, odd, rest = x[..., 0:dim:2], x[..., 1:dim:2], x[..., dim:]
     turned = jnp.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1)
-    turned = turned.reshape(*x.shape[:-1], dim)
+    turned = turned.reshape(*x.shape[:-1], dim).astype(x.dtype)
     return jnp.concatenate([turned, rest], axis=-1) if rest.shape[-1] else turned
