@@ -95,12 +95,12 @@ def main() -> None:
 
     rates: dict[str, dict[str, list[float]]] = {w.name: {} for w in workers}
     for task in TASKS:
-        for round in range(args.rounds + 1):  # the first warms up
+        for turn in range(args.rounds + 1):  # the first warms up
             for worker in workers:
                 result = worker.run(task)
                 if result is None:
                     continue
-                if round:
+                if turn:
                     rates[worker.name].setdefault(task, []).append(result["tokens_per_second"])
                 print(f"{task} {worker.name} {result['tokens_per_second']:.1f}", file=sys.stderr)
     for worker in workers:
