@@ -194,7 +194,11 @@ class Model:
     # --- Research -----------------------------------------------------------------------------
 
     def forward(
-        self, tokens: Any, capture: Collection[str] = (), tile: int | None = None
+        self,
+        tokens: Any,
+        capture: Collection[str] = (),
+        tile: int | None = None,
+        room: int = 0,
     ) -> Forward:
         """Teacher-forced outputs of one sequence.
 
@@ -203,10 +207,12 @@ class Model:
           capture: names of activations to return (`models.family.CAPTURES`, and the family's own).
           tile: tokens a program call (default: all at once); the results do not depend on it
             beyond rounding.
+          room: tokens that the caches are made for, where more than these (calls of equal room
+            and tile share a program).
         """
         tokens = np.asarray(tokens, np.int32)
         tile = tile or len(tokens)
-        pages = pages_for(len(tokens), self.page)
+        pages = pages_for(max(len(tokens), room), self.page)
         cache = self.new_caches(caches.Sizes(pages, self.page, slots=1))
         parts = []
         for start in range(0, len(tokens), tile):
@@ -337,11 +343,14 @@ class Model:
 
         return Generator(self)
 
-    def greedy(self, tokens: Any, count: int, tile: int | None = None) -> np.ndarray:
-        """The `count` most likely next tokens, one at a time (stop ids do not stop it)."""
+    def greedy(
+        self, tokens: Any, count: int, tile: int | None = None, room: int = 0
+    ) -> np.ndarray:
+        """The `count` most likely next tokens, one at a time (stop ids do not stop it); tile and
+        room as in `forward`."""
         tokens = np.asarray(tokens, np.int32)
         tile = tile or len(tokens)
-        pages = pages_for(len(tokens) + count, self.page)
+        pages = pages_for(max(len(tokens) + count, room), self.page)
         cache = self.new_caches(caches.Sizes(pages, self.page, slots=1))
         out: Any = None
         for start in range(0, len(tokens), tile):

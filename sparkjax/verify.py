@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +66,15 @@ class Report:
 def verify(
     path: str | Path,
     dtype: str = "float32",
-    tiles: Iterable[int] | int | None = None,
+    tiles: int | None = None,
     context: Context | None = None,
 ) -> Report:
     """Compares a golden directory with what this code computes.
 
     Args:
       dtype: "float32", or "bfloat16" with its own, wider rule.
-      tiles: feed the prompts in tiles of this many tokens (default: whole).
+      tiles: feed the prompts in tiles of this many tokens (default: each in one call, shorter ones
+        padded to the longest, so that they share their programs).
       context: how to run (default: fastest kernels on this machine, one rank).
 
     Raises:
@@ -84,10 +85,18 @@ def verify(
     facts = read_json(path / "golden.json")
     model = Model.load(path, dtype=dtype, context=context)
     lines: list[Line] = []
+    lengths = [
+        (golden.read(f"prompt_{i}.input_ids").size, golden.read(f"prompt_{i}.greedy").size)
+        for i in range(len(facts["prompts"]))
+    ]
+    shape = {
+        "tile": tiles or max(prompt for prompt, _ in lengths),
+        "room": max(prompt + greedy for prompt, greedy in lengths),
+    }
     for prompt in range(len(facts["prompts"])):
-        lines += _prompt(model, golden, facts, prompt, dtype, tiles)
+        lines += _prompt(model, golden, facts, prompt, dtype, shape)
     if "mtp.rows" in golden.tensors:
-        lines += _drafts(model, golden, dtype == "float32", tiles)
+        lines += _drafts(model, golden, dtype == "float32", shape)
     return Report(str(path), facts["family"], dtype, tuple(lines))
 
 
@@ -106,14 +115,14 @@ def _compare(what: str, out: Any, ref: Any, judged: bool) -> Line:
 
 
 def _prompt(
-    model: Model, golden: SafetensorsFile, facts: dict, prompt: int, dtype: str, tiles: Any
+    model: Model, golden: SafetensorsFile, facts: dict, prompt: int, dtype: str, shape: dict
 ) -> Iterator[Line]:
     prefix = f"prompt_{prompt}."
     exact = dtype == "float32"
     tokens = golden.read(f"{prefix}input_ids")
     layered = f"{prefix}hidden.final" in golden.tensors
     capture = ("embed", "residual", "mixer_out", "mlp_out") if layered else ()
-    found = model.forward(tokens, capture=capture, tile=tiles)
+    found = model.forward(tokens, capture=capture, **shape)
     reference = golden.read(f"{prefix}logits")
     logits = np.asarray(found.logits)
     if exact:
@@ -122,7 +131,7 @@ def _prompt(
         yield _bfloat16(f"{prefix}logits", logits, reference, facts)
     if layered:
         yield from _layers(model, golden, found, prefix, exact)
-    yield _greedy(model, golden, prefix, tokens, exact, tiles)
+    yield _greedy(model, golden, prefix, tokens, exact, shape)
 
 
 def _bfloat16(what: str, out: np.ndarray, ref: np.ndarray, facts: dict) -> Line:
@@ -151,10 +160,10 @@ def _layers(
 
 
 def _greedy(
-    model: Model, golden: SafetensorsFile, prefix: str, tokens: np.ndarray, exact: bool, tiles: Any
+    model: Model, golden: SafetensorsFile, prefix: str, tokens: np.ndarray, exact: bool, shape: dict
 ) -> Line:
     reference = golden.read(f"{prefix}greedy")
-    out = model.greedy(tokens, len(reference), tile=tiles)
+    out = model.greedy(tokens, len(reference), **shape)
     equal = int((np.cumprod(out == reference)).sum())
     return Line(
         f"{prefix}greedy",
@@ -165,7 +174,7 @@ def _greedy(
     )
 
 
-def _drafts(model: Model, golden: SafetensorsFile, exact: bool, tiles: Any) -> Iterator[Line]:
+def _drafts(model: Model, golden: SafetensorsFile, exact: bool, shape: dict) -> Iterator[Line]:
     """The prediction layers behind the first prompt and its first greedy token."""
     prefix = "prompt_0.mtp."
     if "draft" not in model.params:
@@ -175,7 +184,7 @@ def _drafts(model: Model, golden: SafetensorsFile, exact: bool, tiles: Any) -> I
     rows, expected = golden.read("mtp.rows"), golden.read(f"{prefix}draft_ids")
     ids = [*tokens[1:].tolist(), int(golden.read("prompt_0.greedy")[0])]
     predictor = Predictor(model, len(tokens) + len(expected))
-    hidden = predictor.reads(model.forward(tokens, tile=tiles))
+    hidden = predictor.reads(model.forward(tokens, **shape))
     drafted: list[int] = []
     last: list[np.ndarray] = []
     for depth in range(len(expected)):
@@ -185,7 +194,8 @@ def _drafts(model: Model, golden: SafetensorsFile, exact: bool, tiles: Any) -> I
             name = "logits" if depth == 0 else ""
         else:
             following, start, name = [*ids[depth:], *drafted], 0, f"logits_{depth}"
-        logits, carry = predictor.feed(np.array(following, np.int32), hidden, start, depth, tiles)
+        tile = min(shape["tile"], len(following))
+        logits, carry = predictor.feed(np.array(following, np.int32), hidden, start, depth, tile)
         if name:
             yield _compare(f"{prefix}{name}", logits[rows], golden.read(f"{prefix}{name}"), exact)
         if name and f"{prefix}carry" in golden.tensors:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from sparkjax.model import Model
 from sparkjax.models import cache as caches
@@ -143,3 +144,17 @@ def inexact(params: Mapping[str, Any]) -> tuple[list[Any], Any]:
         return jax.tree.unflatten(tree, merged)
 
     return [leaves[i] for i in places], put
+
+
+def over(chosen: Sequence[str], *values: Any) -> Any:
+    """Parametrises a test over all families (and `values`); those that are not among `chosen` are
+    slow, and so are all values but the first."""
+    cases = []
+    for family in FAMILIES:
+        for at, value in enumerate(values or (None,)):
+            default = family in chosen and at == 0
+            args = (family,) if not values else (family, value)
+            label = family if not values else f"{family}-{value}"
+            marks = () if default else pytest.mark.slow
+            cases.append(pytest.param(*args, id=label, marks=marks))
+    return pytest.mark.parametrize("family" if not values else ("family", "value"), cases)

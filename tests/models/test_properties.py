@@ -11,15 +11,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from driver import (
     DEPTH,
-    FAMILIES,
     GOLDEN,
     Feed,
     difference,
     driver,
     inexact,
+    over,
     prompts,
     whole,
 )
@@ -27,54 +26,26 @@ from driver import (
 from sparkjax.mesh.context import Context
 from sparkjax.model import Model
 from sparkjax.models import cache as caches
-from sparkjax.verify import verify
 
 CLOSE = 1e-5
 """||out - ref|| / ||ref|| where the same sums are taken in another order: matrix products of other
 shapes, chunked against recurrent recurrences, one softmax over pages against one over a tile."""
 
+KINDS = ("glm5_next", "deepseek_v4", "qwen4_exp", "flint")
+"""Between them every kind of cache, recurrence, pool and selection; the same few programs serve
+several properties."""
 DEFAULT = {
-    "verify": FAMILIES,
-    "tiles": ("glm5_next", "deepseek_v4", "mimo_v2_flash"),
-    "pieces": ("glm5_next", "deepseek_v4", "deepseek_v41", "qwen4_exp", "flint", "qwen3"),
-    "decode": ("glm_moe_dsa", "deepseek_v4", "qwen3_5", "flint", "qwen4_exp"),
-    "company": ("glm_moe_dsa", "glm5_next", "deepseek_v4", "qwen4_exp", "mimo_v2", "gemma3"),
-    "snapshot": ("glm5_next", "deepseek_v4", "qwen4_exp", "mimo_v2_flash", "gemma3"),
-    "rollback": ("glm5_next", "deepseek_v4", "deepseek_v41", "qwen3_5", "qwen4_exp", "flint"),
-    "shards": ("glm4_moe", "glm5_next", "qwen3_5", "mimo_v2"),
-    "gradient": ("llama", "glm5_next", "qwen3_5_moe", "deepseek_v4"),
+    "pieces": (*KINDS, "deepseek_v41"),
+    "decode": KINDS,
+    "company": KINDS,
+    "snapshot": KINDS,
+    "rollback": (*KINDS, "deepseek_v41"),
+    "shards": ("glm5_next", "qwen3_5", "mimo_v2"),
+    "gradient": ("llama", "glm5_next"),
 }
 
 
-def over(name: str, *values: Any) -> Any:
-    """Parametrises over families (and `values`); those outside of DEFAULT[name] are slow, and so
-    are all values but the first."""
-    cases = []
-    for family in FAMILIES:
-        for at, value in enumerate(values or (None,)):
-            chosen = family in DEFAULT[name] and at == 0
-            args = (family,) if not values else (family, value)
-            label = family if not values else f"{family}-{value}"
-            marks = () if chosen else pytest.mark.slow
-            cases.append(pytest.param(*args, id=label, marks=marks))
-    return pytest.mark.parametrize("family" if not values else ("family", "value"), cases)
-
-
-def failures(report: Any) -> list[Any]:
-    return [line for line in report.lines if line.ok is False]
-
-
-@over("verify")
-def test_equals_the_golden(family: str):
-    assert not failures(verify(GOLDEN / family))
-
-
-@over("tiles", 16, 1, 7, 64)
-def test_equals_the_golden_in_tiles(family: str, value: int):
-    assert not failures(verify(GOLDEN / family, tiles=value))
-
-
-@over("pieces", 7, 16, 1)
+@over(DEFAULT["pieces"], 7, 16, 1)
 def test_pieces_of_a_padded_tile_equal_one_shot(family: str, value: int):
     """Cuts in the middle of windows, pools, n-grams and convolution tails."""
     tokens = prompts(family)[0]
@@ -84,7 +55,7 @@ def test_pieces_of_a_padded_tile_equal_one_shot(family: str, value: int):
     assert difference(out, whole(family)) < CLOSE
 
 
-@over("decode")
+@over(DEFAULT["decode"])
 def test_one_token_steps_equal_prefill(family: str):
     tokens = prompts(family)[0]
     d = driver(family)
@@ -93,7 +64,7 @@ def test_one_token_steps_equal_prefill(family: str):
     assert difference(np.concatenate([out, rest]), whole(family)) < CLOSE
 
 
-@over("company")
+@over(DEFAULT["company"])
 def test_rows_of_other_lengths_do_not_matter(family: str):
     """Bit for bit: the same program, with other rows closed."""
     first, second = prompts(family)
@@ -125,7 +96,7 @@ def test_rows_of_other_lengths_do_not_matter(family: str):
             assert np.array_equal(out, ref)
 
 
-@over("snapshot")
+@over(DEFAULT["snapshot"])
 def test_restored_sequences_were_never_interrupted(family: str):
     """Bit for bit, and in another slot too: the same programs on the same numbers."""
     first, second = prompts(family)
@@ -144,7 +115,7 @@ def test_restored_sequences_were_never_interrupted(family: str):
     assert np.array_equal(other, straight)
 
 
-@over("rollback")
+@over(DEFAULT["rollback"])
 def test_taken_back_tokens_were_never_fed(family: str):
     """Verification rows: DEPTH + 1 tokens fed at once, of which any prefix is kept. Once more
     than the depth in a row, at cuts that fall into and between pools and windows."""
@@ -165,7 +136,7 @@ def test_taken_back_tokens_were_never_fed(family: str):
     assert difference(np.concatenate(found), whole(family)[cut:80]) < CLOSE
 
 
-@over("rollback")
+@over(DEFAULT["rollback"])
 def test_one_token_steps_can_be_taken_back(family: str):
     tokens = prompts(family)[0]
     d = driver(family)
@@ -179,7 +150,7 @@ def test_one_token_steps_can_be_taken_back(family: str):
     assert difference(out, whole(family)[cut:60]) < CLOSE
 
 
-@over("shards", 3, 2, 4)
+@over(DEFAULT["shards"], 3, 2, 4)
 def test_shards_equal_the_unsharded_model(family: str, value: int):
     """Sums over ranks run in another order, so 1e-5; all ranks hold the same bits."""
     tokens = prompts(family)[1]
@@ -196,7 +167,7 @@ def test_shards_equal_the_unsharded_model(family: str, value: int):
     assert difference(copies[0][0], reference) < CLOSE
 
 
-@over("gradient")
+@over(DEFAULT["gradient"])
 def test_log_probabilities_have_gradients(family: str):
     model = Model.load(GOLDEN / family, context=Context())
     tokens = prompts(family)[1]
