@@ -84,7 +84,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "gemma3_capped": {
         "model_type": "gemma3_text", "num_hidden_layers": 7, "num_attention_heads": 6,
-        "num_key_value_heads": 2, "head_dim": 12, "sliding_window": 5,
+        "num_key_value_heads": 2, "head_dim": 12, "hidden_size": 48, "sliding_window": 5,
         "query_pre_attn_scalar": 20, "final_logit_softcapping": 5.0,
     },
 }  # fmt: skip
