@@ -74,7 +74,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     rows: Annotated[
         Annotated[tuple[Positive, ...], Meta(min_length=1, max_length=8)] | None,
-        Meta(description="padded row counts of a decode step, rising; null suits the device"),
+        Meta(description="padded row counts of a decode step, rising; null is one count, or two where "
+            "that changes no bit"),
     ] = None
     queue: Annotated[
         int, Meta(ge=0, le=1_000_000, description="requests that may wait; one more gets a 503")

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+from ..kernels.linear import native
 from ..models import cache as caches
-from .programs import platform_tiles
+from ..weights import formats
 from .records import Limits
+
+log = logging.getLogger(__name__)
 
 CONTEXT = 8192
 """Default bound on a sequence's length, in tokens."""
@@ -21,6 +28,34 @@ class LimitsError(ValueError):
 
 class DoesNotFit(LimitsError):
     """The caches asked for are larger than the memory that is left."""
+
+
+def default_tiles(model: Any) -> tuple[int, ...]:
+    """Prefill tiles that suit the platform."""
+    return (64, 512) if model.context.platform == "cuda" else (16, 64, 128)
+
+
+def row_invariant(model: Any) -> bool:
+    """Whether a decode row has the same bits at every row count of the step.
+
+    XLA's own products do not keep that, the native kernels do: so the family must send every
+    product through operations that have one, and every weight must be of a kind that it takes.
+    """
+    context = model.context
+    if context.platform != "cpu" or not getattr(model.family, "ROW_INVARIANT", False):
+        return False
+    if any(name in ("linear", "attention") for name, _ in context.kernels):
+        return False
+    x = jax.ShapeDtypeStruct((1, 1), jnp.dtype(context.dtype))
+    leaves = jax.tree.leaves(model.params, is_leaf=formats.is_quantized)
+    return all(native.supports(x, leaf) is None for leaf in leaves if leaf.ndim > 1)
+
+
+def default_rows(model: Any, slots: int) -> tuple[int, ...]:
+    """Row counts of the decode step: one, so that company never changes a bit; two where decode is
+    row-invariant, so that a few streams do not pay for all slots."""
+    most = max(slots, 2)
+    return (2, most) if most > 2 and row_invariant(model) else (most,)
 
 
 def cache_bytes(model: Any, limits: Limits) -> int:
@@ -70,10 +105,15 @@ def make_limits(
     context = min(own, CONTEXT) if context is None else context
     if context > own:
         raise LimitsError(f"engine.context is {context}; the model's own limit is {own} tokens")
-    default_tiles, default_rows = platform_tiles(model.context)
-    tiles = default_tiles if tiles is None else tiles
+    tiles = default_tiles(model) if tiles is None else tiles
     if rows is None:
-        rows = (*(r for r in default_rows if r < slots), slots if slots > 1 else 2)
+        rows = default_rows(model, slots)
+    elif len(rows) > 1 and not row_invariant(model):
+        log.warning(
+            "engine.rows is %s: this model's steps round differently at other row counts, so a "
+            "request may not get the same tokens alone and in company; one count keeps that",
+            list(rows),
+        )
     if max(tiles) % page_size and page_size % max(tiles):
         raise LimitsError(
             f"engine.tiles end at {max(tiles)}; that and engine.page_size {page_size} must divide"

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from ..mesh.context import Context
 from ..models.batch import Batch
 from . import state as states
 from .sampler import TOP, SamplingRows, prompt_logprobs, sample
@@ -186,10 +185,3 @@ class Programs:
 def _index(last: jax.Array, residual: jax.Array) -> jax.Array:
     """An index for take_along_axis that picks position `last[b]` of residual [B, Q, ...]."""
     return jnp.maximum(last, 0).reshape(-1, *(1,) * (residual.ndim - 1))
-
-
-def platform_tiles(context: Context) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(prefill tiles, decode row counts) that suit a platform."""
-    if context.platform == "cuda":
-        return (64, 512), (2, 8, 64)
-    return (16, 64, 128), (2, 8)

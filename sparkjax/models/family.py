@@ -52,7 +52,12 @@ class ModelConfig(Protocol):
 
 
 class Family(Protocol):
-    """A family's module."""
+    """A family's module.
+
+    It may set `ROW_INVARIANT = True` when every product over a row's values goes through operations
+    with a row-invariant implementation (`linear`, `paged_attention`); the engine may then decode at
+    several row counts without changing a bit.
+    """
 
     @staticmethod
     def read_config(values: Mapping[str, Any]) -> Any:

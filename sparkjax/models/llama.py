@@ -26,6 +26,9 @@ from .layers.rope import Rope, angles, read_rope
 from .layers.stack import Layer, pick, run_layers, tap
 from .params import Dim, Param, Tree
 
+ROW_INVARIANT = True
+"""All products over a row go through `linear` and `paged_attention` (see `Family`)."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:

@@ -8,9 +8,9 @@ from typing import Any
 
 from . import llama
 from .config import ConfigReader, text_section
-from .llama import Config, declare, declare_caches, final, forward, logits
+from .llama import ROW_INVARIANT, Config, declare, declare_caches, final, forward, logits
 
-__all__ = ["Config", "declare", "declare_caches", "final", "forward", "logits", "read_config"]
+__all__ = ["ROW_INVARIANT", "Config", "declare", "declare_caches", "final", "forward", "logits", "read_config"]
 
 
 def read_config(values: Mapping[str, Any]) -> Config:

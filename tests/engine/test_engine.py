@@ -16,7 +16,7 @@ from sparkjax.engine.records import Sampling, Submit, Tick
 from sparkjax.model import Model
 
 GOLDEN = Path(__file__).parent.parent / "golden"
-LIMITS = {"slots": 6, "context": 1664, "page_size": 16, "tiles": (16, 64), "rows": (2, 6)}
+LIMITS = {"slots": 6, "context": 1664, "page_size": 16, "tiles": (16, 64)}
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3"])
