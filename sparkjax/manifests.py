@@ -8,6 +8,7 @@ size; nothing is allocated and no weight is needed.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import yaml
 
 from .models import params as declarations
 from .models.registry import family_of
+from .weights.published import written
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Manifest:
       format: how its weights are stored, in words.
       size_gb, tensors: as published (1e9 bytes; number of tensors in all files), None if unknown.
       unconfirmed: what of this page nobody has confirmed.
+      stored: (pattern, layout) rules for quantized weights: the first pattern that matches a whole
+        name gives its layout (`weights.published`); what none matches lies there as declared.
       config: the values of config.json.
     """
 
@@ -40,6 +44,7 @@ class Manifest:
     size_gb: float | None
     tensors: int | None
     unconfirmed: tuple[str, ...]
+    stored: tuple[tuple[str, str], ...]
     config: dict[str, Any]
 
     @property
@@ -53,6 +58,24 @@ class Manifest:
         if draft and hasattr(family, "declare_draft"):
             tree = {**tree, "draft": family.declare_draft(config, ranks)}
         return tree
+
+    def layout(self, name: str) -> str | None:
+        """The layout of the weight `name`; None where it is not quantized."""
+        for pattern, layout in self.stored:
+            if re.fullmatch(pattern, name):
+                return layout
+        return None
+
+    def published_tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(name, shape) of every tensor of the files that the family reads, quantization's own
+        included."""
+        for name, shape in self.expected_tensors():
+            layout = self.layout(name)
+            if layout is None:
+                yield name, shape
+            else:
+                for part, (_, size) in written(layout, name, *shape).items():
+                    yield part, size
 
     def expected_tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """(name, shape) of every unquantized tensor, under the checkpoint's names."""
@@ -84,6 +107,7 @@ def read_manifest(path: Path) -> Manifest:
         raise ValueError(f"{path}: {'missing' if missing else 'unknown'} fields: {wrong}")
     kept = {key: value for key, value in values.items() if key in known}
     kept["unconfirmed"] = tuple(kept["unconfirmed"] or ())
+    kept["stored"] = tuple((kept["stored"] or {}).items())
     return Manifest(name=path.stem, **kept)
 
 

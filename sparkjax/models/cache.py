@@ -35,12 +35,14 @@ from .params import Dim
 
 @dataclasses.dataclass(frozen=True)
 class Paged:
-    """[layers, pages, page_size / stride, *dims]"""
+    """[layers, pages, page_size / stride, *dims]; `reads` is how many rows a query looks at where
+    an indexer chooses them (None: all; it changes no array)."""
 
     layers: tuple[int, ...]
     dims: tuple[Dim, ...]
     stride: int = 1
     dtype: str = "cache"
+    reads: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -309,7 +309,7 @@ def declare_caches(config: Config, ranks: int) -> dict[str, caches.Declaration]:
     if heavy := config.of(HEAVY):
         planes |= declare_entries(config.heavy, heavy, "heavy")
     if light := config.of(LIGHT):
-        planes |= declare_entries(config.light, light, "light")
+        planes |= declare_entries(config.light, light, "light", config.index_top)
         planes |= declare_entries(config.index, light, "index")
     return planes
 

@@ -299,7 +299,8 @@ def declare_caches(config: Config, ranks: int) -> dict[str, caches.Declaration]:
     planes: dict[str, caches.Declaration] = {"window": declare_window(config.attention, config.stack)}
     for ratio in config.ratios:
         owners = config.of(OWNS, ratio=ratio)
-        planes |= declare_entries(config.compressor(ratio), owners, f"entries_{ratio}")
+        name = f"entries_{ratio}"
+        planes |= declare_entries(config.compressor(ratio), owners, name, config.index.top)
         planes[f"index_{ratio}"] = caches.Paged(owners, (Dim(config.index.dim),), stride=ratio)
     return planes
 

@@ -296,7 +296,7 @@ def declare_caches(config: Config, ranks: int) -> dict[str, caches.Declaration]:
     if layers := config.of(LINEAR):
         planes |= declare_kda_caches(config.kimi, layers, ranks)
     if layers := config.attention_stack:
-        planes["latent"] = declare_latents(config.latent, layers)
+        planes["latent"] = declare_latents(config.latent, layers, config.index.top)
         planes |= declare_pooled_keys(config.index, config.of(FULL))
     return planes
 

@@ -207,7 +207,7 @@ def declare_draft(config: Config, ranks: int) -> Tree:
 
 def declare_caches(config: Config, ranks: int) -> dict[str, caches.Declaration]:
     return {
-        "latent": declare_latents(config.latent, config.stack),
+        "latent": declare_latents(config.latent, config.stack, config.index.top),
         "index": caches.Paged(config.of(FULL), (Dim(config.index.dim),)),
     }
 

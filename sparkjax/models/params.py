@@ -144,6 +144,14 @@ def specs(tree: Tree, ranks: int) -> Any:
     return map_params(lambda p: rules.spec(p.axes, ranks) if ranks > 1 else PartitionSpec(), tree)
 
 
+def share(tree: Tree, params: Any, rank: int, ranks: int) -> Any:
+    """One rank's part of whole (perhaps quantized) parameters, laid out over `ranks`."""
+    places = dict(leaves_of(specs(tree, ranks)))
+    return unflatten(
+        {path: spmd.share_of(leaf, places[path], rank, ranks) for path, leaf in leaves_of(params)}
+    )
+
+
 def nbytes(tree: Tree, dtype: str) -> int:
     return sum(math.prod(p.shape) * dtype_of(p, dtype).itemsize for _, p in leaves(tree))
 

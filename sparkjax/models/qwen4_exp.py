@@ -271,7 +271,7 @@ def _declare_layers(
 def declare_caches(config: Config, ranks: int) -> dict[str, caches.Declaration]:
     planes: dict[str, caches.Declaration] = {}
     if sparse := config.of(SPARSE):
-        planes |= declare_kv(config.attention(ranks), sparse)
+        planes |= declare_kv(config.attention(ranks), sparse, config.index.width)
         planes |= declare_block_keys(config.index, sparse)
     if linears := config.of(LINEAR):
         planes |= declare_gdn_caches(config.delta, linears, ranks)

@@ -93,8 +93,11 @@ def declare_sinks(heads: Heads, layers: tuple[int, ...], *names: str) -> Param:
     return Param(names[0], dims, layers, dtype="float32", init="zeros", also=names[1:])
 
 
-def declare_kv(heads: Heads, layers: tuple[int, ...]) -> dict[str, caches.Declaration]:
-    """The cache planes "k" and "v" of these layers: paged, or rings for a sliding window."""
+def declare_kv(
+    heads: Heads, layers: tuple[int, ...], reads: int | None = None
+) -> dict[str, caches.Declaration]:
+    """The cache planes "k" and "v" of these layers: paged, or rings for a sliding window. `reads` as
+    in `caches.Paged`."""
     keys = Dim(len(heads.layout.key), "kv_heads")
     planes: dict[str, caches.Declaration] = {}
     for name, dim in (("k", heads.dim), ("v", heads.value_dim)):
@@ -102,7 +105,7 @@ def declare_kv(heads: Heads, layers: tuple[int, ...]) -> dict[str, caches.Declar
         if heads.window:
             planes[name] = caches.Ring(layers, dims, heads.window - 1)
         else:
-            planes[name] = caches.Paged(layers, dims)
+            planes[name] = caches.Paged(layers, dims, reads=reads)
     return planes
 
 

@@ -72,11 +72,12 @@ def declare_compressor(
 
 
 def declare_entries(
-    c: Compressor, layers: tuple[int, ...], name: str
+    c: Compressor, layers: tuple[int, ...], name: str, reads: int | None = None
 ) -> dict[str, caches.Declaration]:
-    """The plane `name`, and the ring `name`_open of what its next entries will be made from."""
+    """The plane `name`, and the ring `name`_open of what its next entries will be made from;
+    `reads` as in `caches.Paged`."""
     planes: dict[str, caches.Declaration] = {
-        name: caches.Paged(layers, (Dim(c.dim),), stride=c.ratio)
+        name: caches.Paged(layers, (Dim(c.dim),), stride=c.ratio, reads=reads)
     }
     if c.gated:
         earlier = c.ratio if c.overlap else 0

@@ -90,9 +90,12 @@ def declare_mla(
     return params
 
 
-def declare_latents(shape: Latent, layers: tuple[int, ...]) -> caches.Paged:
-    """The cached rows [c | k_rope] of these layers; every rank holds all of them."""
-    return caches.Paged(layers, (Dim(shape.row),))
+def declare_latents(
+    shape: Latent, layers: tuple[int, ...], reads: int | None = None
+) -> caches.Paged:
+    """The cached rows [c | k_rope] of these layers; every rank holds all of them. `reads` as in
+    `caches.Paged`."""
+    return caches.Paged(layers, (Dim(shape.row),), reads=reads)
 
 
 def _project(
