@@ -84,12 +84,13 @@ class Model:
         checkpoint = open_checkpoint(path)
         family = family_of(checkpoint.config)
         config = family.read_config(checkpoint.config)
-        mesh = spmd.make_mesh(context.ranks) if context.ranks > 1 else None
+        mesh = spmd.make_mesh(context.ranks) if context.ranks > 1 and not context.own else None
         hosted = tables.declared(family, config)
         tree = family.declare(config, context.ranks)
         drafts, partial = _drafts(family, config, context.ranks, checkpoint)
+        tree_loaded = tree | {"draft": drafts} if drafts else tree
         params = load.load_params(
-            tree | {"draft": drafts} if drafts else tree,
+            tree_loaded,
             checkpoint,
             ranks=context.ranks,
             mesh=mesh,
@@ -97,6 +98,8 @@ class Model:
             ignored=(*ignored(family, config), *partial, *tables.tensors(hosted, checkpoint)),
             progress=progress,
         )
+        if context.own and context.transport is not None:
+            params = declarations.share(tree_loaded, params, context.transport.rank, context.ranks)
         model = cls(family, config, params, context, mesh, checkpoint)
         model.tables = tables.open_tables(hosted, checkpoint, lambda: model.tokenizer)
         return model
@@ -141,8 +144,9 @@ class Model:
         """Empty caches of these sizes, on the model's devices."""
         context = context or self.context
         declared = self.family.declare_caches(self.config, context.ranks)
-        shapes = caches.shapes(declared, sizes, context.dtype)
-        places = spmd.shardings(self.mesh, caches.specs(declared, context.ranks))
+        specs = caches.specs(declared, context.ranks)
+        shapes = spmd.local(caches.shapes(declared, sizes, context.dtype), specs, context)
+        places = spmd.shardings(self.mesh, specs)
         return jax.jit(
             lambda: {name: jnp.zeros(s.shape, s.dtype) for name, s in shapes.items()},
             out_shardings=places,

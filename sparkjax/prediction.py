@@ -33,8 +33,11 @@ class Predictor:
         self.declared = model.family.declare_draft_caches(model.config, model.context.ranks)
         self.pages = pages_for(capacity, model.page)
         sizes = caches.Sizes(self.pages, model.page, slots=1)
-        shapes = caches.shapes(self.declared, sizes, model.context.dtype)
-        places = spmd.shardings(model.mesh, caches.specs(self.declared, model.context.ranks))
+        specs = caches.specs(self.declared, model.context.ranks)
+        shapes = spmd.local(
+            caches.shapes(self.declared, sizes, model.context.dtype), specs, model.context
+        )
+        places = spmd.shardings(model.mesh, specs)
         self.cache = jax.jit(
             lambda: {name: jnp.zeros(s.shape, s.dtype) for name, s in shapes.items()},
             out_shardings=places,

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from .context import RANKS
+from .context import RANKS, Context
 
 
 def make_mesh(ranks: int, devices: Sequence[Any] | None = None) -> Mesh:
@@ -39,3 +39,35 @@ def shardings(mesh: Mesh | None, specs: Any) -> Any:
         specs,
         is_leaf=lambda s: isinstance(s, PartitionSpec),
     )
+
+
+def share(spec: PartitionSpec, shape: Sequence[int], rank: int, ranks: int) -> tuple[slice, ...]:
+    """Which part of an array of `shape` one rank holds under `spec`, as one slice an axis."""
+    names = (*spec, *(None,) * (len(shape) - len(spec)))
+    found = []
+    for name, size in zip(names, shape, strict=True):
+        if name is None:
+            found.append(slice(0, size))
+            continue
+        if size % ranks:
+            raise ValueError(f"an axis of {size} does not divide over {ranks} ranks")
+        found.append(slice(rank * (size // ranks), (rank + 1) * (size // ranks)))
+    return tuple(found)
+
+
+def share_of(array: Any, spec: PartitionSpec, rank: int, ranks: int) -> Any:
+    """One rank's part of a whole array (or of every plane of a quantized one)."""
+    return jax.tree.map(lambda a: a[share(spec, a.shape, rank, ranks)], array)
+
+
+def local(shapes: Any, specs: Any, context: Context) -> Any:
+    """The shapes of what this process allocates: those of one rank's shares where every rank has
+    programs of its own, else the whole arrays'."""
+    if not context.own:
+        return shapes
+
+    def one(whole: jax.ShapeDtypeStruct, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+        parts = share(spec, whole.shape, 0, context.ranks)
+        return jax.ShapeDtypeStruct(tuple(p.stop - p.start for p in parts), whole.dtype)
+
+    return jax.tree.map(one, shapes, specs)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from ..mesh import rules
+from ..mesh import rules, spmd
 from ..mesh.units import Units
 
 

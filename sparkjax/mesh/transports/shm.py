@@ -1,0 +1,124 @@
+"""`shm`: collectives between processes of one host through POSIX shared memory.
+
+Each process computes on its own device in programs of its own; the collectives are XLA FFI calls in
+them. The calls of one program must depend on one another (`order.py` checks a compiled program).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import TransportError
+from .build import FLAGS, BuildError, library
+
+ALL_REDUCE, ALL_GATHER, ALL_TO_ALL, BROADCAST, BARRIER = range(5)
+SLOT_BYTES = 1 << 20
+"""Payload of one exchange; larger arrays go in several."""
+TARGET = "sparkjax_shm"
+
+
+@functools.cache
+def _native() -> ctypes.CDLL:
+    compilers = tuple((name, *FLAGS) for name in ("g++", "c++", "clang++"))
+    try:
+        path = library("shm", ("shm.cc", "segment.h"), compilers)
+    except BuildError as error:
+        raise TransportError(str(error)) from error
+    native = ctypes.CDLL(str(path))
+    native.sparkjax_shm_open.argtypes = [
+        ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_double,
+        ctypes.c_double, ctypes.c_int, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_uint64,
+    ]  # fmt: skip
+    native.sparkjax_shm_abort.argtypes = [ctypes.c_int, ctypes.c_char_p]
+    native.sparkjax_shm_why.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_uint64]
+    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(native.sparkjax_shm), platform="cpu")
+    return native
+
+
+@dataclasses.dataclass(frozen=True)
+class Shm:
+    """One rank's end of a world; see `Transport` for its methods."""
+
+    rank: int
+    ranks: int
+    handle: int
+
+    @classmethod
+    def open(
+        cls,
+        name: str,
+        rank: int,
+        ranks: int,
+        *,
+        timeout: float = 30.0,
+        join: float = 60.0,
+        slot_bytes: int = SLOT_BYTES,
+        epoch: int = 2,
+    ) -> Shm:
+        """Joins the world `name`; returns once all ranks have.
+
+        Args:
+          name: of the shared memory, new for every world.
+          timeout: seconds that a collective waits for another rank.
+          join: seconds to wait here.
+          slot_bytes: payload of one exchange, a multiple of 64 for each rank.
+          epoch: the first exchange's number (tests begin in front of its wrap).
+
+        Raises:
+          TransportError: not all came, no memory, no compiler.
+        """
+        message = ctypes.create_string_buffer(512)
+        # Whoever has a core to itself may poll; where ranks share cores that only delays the others.
+        spins = 20_000 if (os.cpu_count() or 1) > ranks else 50
+        handle = _native().sparkjax_shm_open(
+            f"/{name}".encode(), rank, ranks, slot_bytes, timeout, join, spins,
+            epoch & 0xFFFFFFFF, message, len(message),
+        )  # fmt: skip
+        if handle < 0:
+            raise TransportError(f"shm: rank {rank}: {message.value.decode(errors='replace')}")
+        return cls(rank, ranks, handle)
+
+    def all_reduce(self, x: jax.Array) -> jax.Array:
+        if x.dtype in (jnp.float32, jnp.bfloat16):
+            return self._call(ALL_REDUCE, x, x.shape)
+        return self._call(ALL_REDUCE, x.astype(jnp.float32), x.shape).astype(x.dtype)
+
+    def all_gather(self, x: jax.Array) -> jax.Array:
+        return self._call(ALL_GATHER, x, (self.ranks, *x.shape))
+
+    def all_to_all(self, x: jax.Array) -> jax.Array:
+        if x.shape[:1] != (self.ranks,):
+            raise ValueError(
+                f"all_to_all: x is {x.shape}; its first axis must be {self.ranks} ranks"
+            )
+        return self._call(ALL_TO_ALL, x, x.shape)
+
+    def broadcast(self, x: jax.Array, root: int = 0) -> jax.Array:
+        return self._call(BROADCAST, x, x.shape, root)
+
+    def barrier(self, after: jax.Array) -> jax.Array:
+        return self._call(BARRIER, after, after.shape)
+
+    def abort(self, reason: str) -> None:
+        _native().sparkjax_shm_abort(self.handle, reason.encode()[:399])
+
+    @property
+    def failure(self) -> str:
+        message = ctypes.create_string_buffer(512)
+        _native().sparkjax_shm_why(self.handle, message, len(message))
+        return message.value.decode(errors="replace")
+
+    def close(self) -> None:
+        _native().sparkjax_shm_close(self.handle)
+
+    def _call(self, kind: int, x: jax.Array, shape: tuple[int, ...], root: int = 0) -> jax.Array:
+        # It has an effect, so that no rank's compiler drops or merges a call that others make.
+        call = jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct(shape, x.dtype), has_side_effect=True)
+        return call(x, world=np.int64(self.handle), kind=np.int64(kind), root=np.int64(root))
