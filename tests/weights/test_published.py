@@ -26,5 +26,5 @@ def test_a_layout_is_detected_as_one_weight_of_its_shape(layout: str):
 
 
 def test_an_unknown_layout_names_those_there_are():
-    with pytest.raises(ValueError, match="fp9.*none of fp8-block"):
+    with pytest.raises(ValueError, match=r"fp9.*none of fp8-block"):
         written("fp9", "a.weight", 8, 8)
