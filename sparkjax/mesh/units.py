@@ -102,8 +102,11 @@ def grouped_heads(query_heads: int, key_heads: int, ranks: int) -> HeadLayout:
 
 
 def take(array: np.ndarray, axis: int, index: Sequence[int] | np.ndarray) -> np.ndarray:
-    """`array` gathered along `axis`; places with index -1 are zeros."""
+    """`array` gathered along `axis`; places with index -1 are zeros. A range gives a view."""
     index = np.asarray(index)
+    if len(index) and index[0] >= 0 and (index == index[0] + np.arange(len(index))).all():
+        at = (slice(None),) * (axis % array.ndim)
+        return array[(*at, slice(int(index[0]), int(index[-1]) + 1))]
     taken = np.take(array, np.maximum(index, 0), axis=axis)
     if (index < 0).any():
         shape = [1] * array.ndim

@@ -227,6 +227,10 @@ def test_shares_equal_shares_of_the_numbers(name, axis):
             mine = share(picked, axis, rank, ranks)
             assert mine.shape == part.shape
             assert close(node, numbers(mine), part)
+            # A rank that picks its own share alone holds the same bits in the same structure.
+            alone = formats.pick(node, axis, index, ranks, rank)
+            assert jax.tree.structure(alone) == jax.tree.structure(picked)
+            jax.tree.map(np.testing.assert_array_equal, alone, mine)
     # Shares side by side are numbers too, without a mesh.
     assert close(node, numbers(picked), expected)
 

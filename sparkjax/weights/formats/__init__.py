@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sparkjax.mesh.units import take
+from sparkjax.weights.formats import gather
 from sparkjax.weights.formats.base import COLS, ROWS, QuantizedTensor
 from sparkjax.weights.formats.mixed import stack
 
@@ -61,7 +62,9 @@ def take_rows(x: Any, ids: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
     return x[ids].astype(dtype)
 
 
-def pick(x: Any, axis: int, index: np.ndarray, parts: int = 1) -> Any:
+def pick(
+    x: Any, axis: int, index: np.ndarray, parts: int = 1, only: int | None = None
+) -> Any:
     """On the host: x with the rows (axis ROWS) or columns (COLS) at `index`, -1 for zeros.
 
     Args:
@@ -69,7 +72,10 @@ def pick(x: Any, axis: int, index: np.ndarray, parts: int = 1) -> Any:
       index: int [parts * size].
       parts: ranks that the result is spread over along this axis: each plane of a quantized
         result falls into so many equal pieces, one for each rank's `size` rows or columns.
+      only: the one piece that is wanted; None is all of them, side by side.
+
+    Where a range is picked, the result is views: nothing of a mapped file is read.
     """
     if is_quantized(x):
-        return x.pick(axis, np.asarray(index), parts)
-    return take(np.asarray(x), axis, index)
+        return x.pick(axis, np.asarray(index), parts, only)
+    return take(np.asarray(x), axis, gather.own(np.asarray(index), parts, only)[0])

@@ -11,6 +11,8 @@ shuffle over a plain bit stream.
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -58,15 +60,31 @@ class AwqTensor(QuantizedTensor):
         scale = bits.spread(self.scale.astype(jnp.float32), COLS, self.group, self.cols)
         return (q - z).astype(jnp.float32) * scale
 
-    def pick(self, axis: int, index: np.ndarray, parts: int = 1) -> AwqTensor:
+    def pick(
+        self, axis: int, index: np.ndarray, parts: int = 1, only: int | None = None
+    ) -> AwqTensor:
         """See `QuantizedTensor.pick`."""
         if gather.is_identity(index, self.shape[axis], parts):
             return self
         size, scale = len(index) // parts, np.asarray(self.scale)
         packed, zero = np.asarray(self.packed), np.asarray(self.zero)
+        runs = None
+        if axis == ROWS:
+            # Eight outputs are `width` whole words.
+            runs = gather.units_of(index, 8 * (32 // math.gcd(32, 8 * self.width)), parts)
+            if runs is not None:
+                runs, _ = gather.own(runs, parts, only)
+        else:
+            group, chosen = gather.regroup(
+                index, self.group, self.cols, parts, wild=False, only=only
+            )
+        index, parts = gather.own(index, parts, only)
         if axis == ROWS:
 
             def repacked(words: np.ndarray) -> np.ndarray:
+                if runs is not None:
+                    count = 8 * self.width // math.gcd(32, 8 * self.width)
+                    return take(words, ROWS, (runs[:, None] * count + np.arange(count)).reshape(-1))
                 fields = _unpack(words, self.width, self.rows)
                 return _pack(take(fields, ROWS, index), self.width, parts)
 
@@ -74,7 +92,6 @@ class AwqTensor(QuantizedTensor):
             return self.replace(
                 packed=repacked(packed), zero=repacked(zero), scale=scale, rows=size
             )
-        group, chosen = gather.regroup(index, self.group, self.cols, parts, wild=False)
         return self.replace(
             packed=take(packed, axis, index),
             zero=gather.take_scales(zero, axis, chosen),
@@ -122,7 +139,7 @@ def awq_tensor(
     width = w * 32 // n
 
     def turned(a: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(a.swapaxes(-1, -2))
+        return a.swapaxes(-1, -2)
 
     size = group_of(k, g, group)
     return AwqTensor(turned(qweight), turned(qzeros), turned(scales), width, size, n, k)

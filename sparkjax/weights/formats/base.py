@@ -100,13 +100,17 @@ class QuantizedTensor:
         """float32 [ids, K] of valid 1-D ids."""
         return self.numbers()[ids]
 
-    def pick(self, axis: int, index: np.ndarray, parts: int = 1) -> Any:
+    def pick(
+        self, axis: int, index: np.ndarray, parts: int = 1, only: int | None = None
+    ) -> Any:
         """On the host: the node whose rows (or columns) are those at `index`, -1 for zeros.
 
         Args:
           axis: ROWS or COLS.
           index: int [parts * size].
           parts: shares that the result consists of, each of `size` rows (columns).
+          only: the one share that is wanted, None for all side by side. It has the same block
+            sizes either way, so that what the ranks hold goes together.
         """
         raise NotImplementedError
 

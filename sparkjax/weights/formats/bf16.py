@@ -78,7 +78,9 @@ class Bf16Tensor(QuantizedTensor):
         words = _join(self.low[ids], exponent)
         return lax.bitcast_convert_type(words, jnp.bfloat16).astype(jnp.float32)
 
-    def pick(self, axis: int, index: np.ndarray, parts: int = 1) -> Bf16Tensor:
+    def pick(
+        self, axis: int, index: np.ndarray, parts: int = 1, only: int | None = None
+    ) -> Bf16Tensor:
         """See `QuantizedTensor.pick`."""
         if gather.is_identity(index, self.shape[axis], parts):
             return self
@@ -89,6 +91,8 @@ class Bf16Tensor(QuantizedTensor):
         most = max(p.places.shape[-1] for p in packed)
         widest = max(p.widest for p in packed)
         packed = [_padded(p, most).replace(widest=widest) for p in packed]
+        if only is not None:
+            return packed[only]
         return jax.tree.map(lambda *planes: np.concatenate(planes, axis), *packed)
 
 

@@ -40,27 +40,33 @@ class Covered(QuantizedTensor):
         at = jnp.broadcast_to(self.index, (*self.lead, self.rows, self.cols))
         return jnp.where(at < 0, 0.0, jnp.take_along_axis(whole, jnp.maximum(at, 0), self.axis))
 
-    def pick(self, axis: int, index: np.ndarray, parts: int = 1) -> Covered:
+    def pick(
+        self, axis: int, index: np.ndarray, parts: int = 1, only: int | None = None
+    ) -> Covered:
         """See `QuantizedTensor.pick`."""
         if gather.is_identity(index, self.shape[axis], parts):
             return self
         size = len(index) // parts
         if axis != self.axis:
-            inner = self.inner.pick(axis, index, parts)
+            inner = self.inner.pick(axis, index, parts, only)
+            _, parts = gather.own(index, parts, only)
             places = gather.copies(np.asarray(self.index), axis, parts)
         else:
             places = np.where(index < 0, -1, np.asarray(self.index).reshape(-1)[index])
-            return covered(self.inner, axis, places, parts, self.block)
+            return covered(self.inner, axis, places, parts, self.block, only)
         if axis == ROWS:
             return self.replace(inner=inner, index=places, rows=size)
         return self.replace(inner=inner, index=places, cols=size)
 
 
-def covered(node: Any, axis: int, index: np.ndarray, parts: int, block: int) -> Any:
+def covered(
+    node: Any, axis: int, index: np.ndarray, parts: int, block: int, only: int | None = None
+) -> Any:
     """Rows or columns of an unstacked node: its blocks alone where whole blocks are asked for.
 
     Args:
       block: rows or columns of a block of `node.pick_blocks`.
+      only: the one share that is wanted; None is all of them.
     """
     index = np.asarray(index)
     size = len(index) // parts
@@ -72,9 +78,12 @@ def covered(node: Any, axis: int, index: np.ndarray, parts: int, block: int) -> 
         places.append(np.where(part < 0, -1, place))
     # Every share has equally many blocks, one at least; the first one fills up.
     most = max(1, *(len(b) for b in wanted))
+    plain = all(np.array_equal(p, np.arange(most * block)) for p in places)
+    if only is not None:
+        wanted, places, parts = [wanted[only]], [places[only]], 1
     filled = np.concatenate([np.pad(b, (0, most - len(b)), mode="constant") for b in wanted])
     inner = node.pick_blocks(axis, filled, parts)
-    if all(np.array_equal(p, np.arange(most * block)) for p in places):
+    if plain:
         return inner
     at = np.concatenate(places).astype(np.int32)
     if axis == ROWS:

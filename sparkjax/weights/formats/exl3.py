@@ -25,6 +25,7 @@ import numpy as np
 from flax import struct
 from jax import lax
 
+from ...mesh.units import take
 from ..errors import CheckpointError
 from . import gather
 from .base import COLS, ROWS, Plane, QuantizedTensor
@@ -65,11 +66,13 @@ class Exl3Tensor(QuantizedTensor):
         w = w * self.out_scale.astype(jnp.float32) * self.in_scale.astype(jnp.float32)
         return w[..., : self.rows, : self.cols]
 
-    def pick(self, axis: int, index: np.ndarray, parts: int = 1) -> Any:
+    def pick(
+        self, axis: int, index: np.ndarray, parts: int = 1, only: int | None = None
+    ) -> Any:
         """See `QuantizedTensor.pick`: whole blocks of 128, and an index into them where needed."""
         if gather.is_identity(index, self.shape[axis], parts):
             return self
-        return covered(self, axis, index, parts, ROTATION)
+        return covered(self, axis, index, parts, ROTATION, only)
 
     def pick_blocks(self, axis: int, blocks: np.ndarray, parts: int) -> Exl3Tensor:
         """The node of whole rotation blocks (of 128 rows or columns each), equally many a part."""
@@ -77,7 +80,7 @@ class Exl3Tensor(QuantizedTensor):
 
         def at(plane: np.ndarray, axis: int, unit: int) -> np.ndarray:
             index = (blocks[:, None] * unit + np.arange(unit)).reshape(-1)
-            return np.take(plane, index, axis)
+            return take(plane, axis, index)
 
         tiles = ROTATION // TILE
         trellis = at(np.asarray(self.trellis), axis - 1, tiles)
@@ -242,8 +245,7 @@ def exl3_tensor(
         raise CheckpointError(
             f"scales are {list(in_scale.shape)} and {list(out_scale.shape)}; needed: [{k}], [{n}]"
         )
-    turned = np.ascontiguousarray(trellis.swapaxes(0, 1))
-    return Exl3Tensor(turned, out_scale[:, None], in_scale[None, :], codebook, as_e4m3, n, k)
+    return Exl3Tensor(trellis.swapaxes(0, 1), out_scale[:, None], in_scale[None, :], codebook, as_e4m3, n, k)
 
 
 def check_rate(count: int, codebook: str) -> None:

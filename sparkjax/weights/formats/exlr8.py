@@ -103,7 +103,9 @@ class Halves(QuantizedTensor):
         """float32 [..., N, K]."""
         return jnp.concatenate([p.numbers() for p in self.parts], self.axis)
 
-    def pick(self, axis: int, index: np.ndarray, parts: int = 1) -> Any:
+    def pick(
+        self, axis: int, index: np.ndarray, parts: int = 1, only: int | None = None
+    ) -> Any:
         """See `QuantizedTensor.pick`.
 
         Raises:

@@ -54,12 +54,22 @@ class Fp4Tensor(QuantizedTensor):
             packed=self.packed[ids], scale=self.scale[ids], rows=ids.shape[0]
         ).numbers()
 
-    def pick(self, axis: int, index: np.ndarray, parts: int = 1) -> Fp4Tensor:
+    def pick(
+        self, axis: int, index: np.ndarray, parts: int = 1, only: int | None = None
+    ) -> Fp4Tensor:
         """See `QuantizedTensor.pick`."""
         if gather.is_identity(index, self.shape[axis], parts):
             return self
         packed, scale = np.asarray(self.packed), np.asarray(self.scale)
-        size, whole = len(index) // parts, gather.copies(self.whole, axis, parts)
+        size = len(index) // parts
+        pairs = gather.units_of(index, 2, parts) if axis == COLS else None
+        group, groups = self.group, index
+        if axis == COLS:
+            group, groups = gather.regroup(index, self.group, self.cols, parts, only=only)
+            if pairs is not None:
+                pairs, _ = gather.own(pairs, parts, only)
+        index, parts = gather.own(index, parts, only)
+        whole = gather.copies(self.whole, axis, parts)
         if axis == ROWS:
             return self.replace(
                 packed=take(packed, axis, index),
@@ -67,10 +77,13 @@ class Fp4Tensor(QuantizedTensor):
                 whole=whole,
                 rows=size,
             )
-        codes = take(bits.nibbles(packed, self.cols).astype(np.uint8), axis, index)
-        group, groups = gather.regroup(index, self.group, self.cols, parts)
+        if pairs is not None:
+            packed = take(packed, axis, pairs)
+        else:
+            codes = take(bits.nibbles(packed, self.cols).astype(np.uint8), axis, index)
+            packed = gather.joined(bits.pack_nibbles(gather.by_parts(codes, parts)))
         return self.replace(
-            packed=gather.joined(bits.pack_nibbles(gather.by_parts(codes, parts))),
+            packed=packed,
             scale=gather.take_scales(scale, axis, groups),
             whole=whole,
             group=group,

@@ -6,6 +6,8 @@ element of the result, -1 for padding; each part becomes a rank's share.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from ...mesh.units import take
@@ -16,6 +18,26 @@ def is_identity(index: np.ndarray, size: int, parts: int) -> bool:
     return parts == 1 and len(index) == size and bool((index == np.arange(size)).all())
 
 
+def own(index: np.ndarray, parts: int, only: int | None) -> tuple[np.ndarray, int]:
+    """The index of one part alone and 1; without `only`, all of it and `parts`."""
+    if only is None:
+        return index, parts
+    size = len(index) // parts
+    return index[only * size : (only + 1) * size], 1
+
+
+def units_of(index: np.ndarray, unit: int, parts: int) -> np.ndarray | None:
+    """The units that an index consists of, where every part is a row of whole units, one after the
+    other; else None."""
+    size = len(index) // parts
+    if unit < 1 or size % unit or not size:
+        return None
+    starts = index.reshape(-1, unit)
+    if (starts[:, 0] < 0).any() or (starts[:, 0] % unit).any():
+        return None
+    return starts[:, 0] // unit if (starts == starts[:, :1] + np.arange(unit)).all() else None
+
+
 def copies(plane: np.ndarray | None, axis: int, parts: int) -> np.ndarray | None:
     """A plane that does not vary along the axis, once for each share."""
     if plane is None or parts == 1:
@@ -24,7 +46,13 @@ def copies(plane: np.ndarray | None, axis: int, parts: int) -> np.ndarray | None
 
 
 def regroup(
-    index: np.ndarray, block: int, size: int, parts: int, *, wild: bool = True
+    index: np.ndarray,
+    block: int,
+    size: int,
+    parts: int,
+    *,
+    wild: bool = True,
+    only: int | None = None,
 ) -> tuple[int, np.ndarray]:
     """Blocks of the result when its elements come from blocks of `block` elements.
 
@@ -36,10 +64,21 @@ def regroup(
       size: elements of the source.
       wild: whether padding can be in any block (its stored code is zero under every scale);
         otherwise it gets blocks of its own.
+      only: the part whose blocks are wanted, None for all of them; the block size is that of all
+        parts together either way.
 
     Returns:
       The result's block size, and the source block of each of its blocks (-1: padding).
     """
+    found, groups = _regrouped(index.astype(np.int64).tobytes(), block, size, parts, wild)
+    return found, own(groups, parts, only)[0]
+
+
+@functools.lru_cache(maxsize=256)
+def _regrouped(
+    raw: bytes, block: int, size: int, parts: int, wild: bool
+) -> tuple[int, np.ndarray]:
+    index = np.frombuffer(raw, np.int64)
     if block == 0:
         if wild or (index >= 0).all():
             return 0, np.zeros(parts, np.int64)

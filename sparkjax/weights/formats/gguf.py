@@ -19,6 +19,7 @@ from jax import lax
 
 from sparkjax.mesh.units import take
 from sparkjax.weights.errors import CheckpointError
+from sparkjax.weights.formats import gather
 from sparkjax.weights.formats.base import COLS, ROWS, Plane, QuantizedTensor
 from sparkjax.weights.formats.cover import covered
 from sparkjax.weights.gguf import GGML_TYPES
@@ -59,17 +60,19 @@ class GGUFTensor(QuantizedTensor):
         """float32 [..., N, K]."""
         return _decode_rows(self.blocks, self.kind)
 
-    def pick(self, axis: int, index: np.ndarray, parts: int = 1) -> Any:
+    def pick(
+        self, axis: int, index: np.ndarray, parts: int = 1, only: int | None = None
+    ) -> Any:
         """See `QuantizedTensor.pick`; rows of zero bytes are zeros in every kind."""
         if axis == ROWS:
-            return self.replace(blocks=take(np.asarray(self.blocks), ROWS, index))
-        return covered(self, COLS, index, parts, KINDS[self.kind].elements)
+            return self.replace(blocks=take(np.asarray(self.blocks), ROWS, gather.own(index, parts, only)[0]))
+        return covered(self, COLS, index, parts, KINDS[self.kind].elements, only)
 
     def pick_blocks(self, axis: int, blocks: np.ndarray, parts: int) -> GGUFTensor:
         """The node of whole blocks along the inputs."""
         size = KINDS[self.kind].nbytes
         at = (blocks[:, None] * size + np.arange(size)).reshape(-1)
-        return self.replace(blocks=np.take(np.asarray(self.blocks), at, axis=-1))
+        return self.replace(blocks=take(np.asarray(self.blocks), -1, at))
 
     def dequantize(self, layer: Any = None, dtype: Any = _F32) -> jax.Array:
         """See the module's `dequantize`."""

@@ -14,6 +14,7 @@ Sources: AutoGPTQ, GPTQModel 7.7 (`TorchLinear`), AutoRound.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -26,7 +27,7 @@ from ..errors import CheckpointError
 from . import bits, gather
 from .base import COLS, ROWS, Plane, QuantizedTensor
 from .int8 import group_of
-from .packed import by_group, check_groups, pick_groups
+from .packed import by_group, check_groups, pick_groups, take_words
 from .scaled import without
 
 PLANES = {3: (2, 1), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1)}
@@ -106,12 +107,26 @@ class GptqTensor(QuantizedTensor):
             return bits.spread(values, COLS, self.group, self.cols)
         return by_group(values, self.groups)
 
-    def pick(self, axis: int, index: np.ndarray, parts: int = 1) -> GptqTensor:
+    def pick(
+        self, axis: int, index: np.ndarray, parts: int = 1, only: int | None = None
+    ) -> GptqTensor:
         """See `QuantizedTensor.pick`; the result is v2 and not planar."""
         if gather.is_identity(index, self.shape[axis], parts):
             return self
         size, scale = len(index) // parts, np.asarray(self.scale)
         packed = np.asarray(self.packed)
+        whole, count = (index, parts), scale.shape[-1]
+        runs = None
+        if axis == COLS:
+            if not self.planar:
+                runs = gather.units_of(index, 32 // math.gcd(32, self.width), parts)
+            if runs is not None:
+                runs, _ = gather.own(runs, parts, only)
+            if self.groups is None:
+                group, chosen = gather.regroup(
+                    index, self.group, self.cols, parts, wild=False, only=only
+                )
+        index, parts = gather.own(index, parts, only)
         zero = self.replace(zero=np.asarray(self.zero))._zeros()
         if axis == ROWS:
             if self.planar:
@@ -126,14 +141,17 @@ class GptqTensor(QuantizedTensor):
                 minus_one=False,
                 rows=size,
             )
-        fields = gather.by_parts(take(self._fields(packed, self.cols), axis, index), parts)
-        groups, group = None, self.group
+        groups = None
         if self.groups is not None:
-            groups, chosen = pick_groups(np.asarray(self.groups), index, scale.shape[-1], parts)
+            groups, chosen = pick_groups(np.asarray(self.groups), *whole, count, only)
+            group = self.group
+        if runs is not None:
+            packed = take_words(packed, runs, self.width)
         else:
-            group, chosen = gather.regroup(index, self.group, self.cols, parts, wild=False)
+            fields = gather.by_parts(take(self._fields(packed, self.cols), axis, index), parts)
+            packed = gather.joined(bits.pack(fields, self.width))
         return self.replace(
-            packed=gather.joined(bits.pack(fields, self.width)),
+            packed=packed,
             zero=_pack_zeros(gather.take_scales(zero, axis, chosen), self.width, 1),
             scale=without(gather.take_scales(scale, axis, chosen), axis, chosen),
             groups=groups,
@@ -199,7 +217,7 @@ def gptq_tensor(
         size = group_of(k, g, group)
 
     def turned(a: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(a.swapaxes(-1, -2))
+        return a.swapaxes(-1, -2)
 
     if planar and width not in PLANES:
         planar = False

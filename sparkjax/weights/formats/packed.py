@@ -9,6 +9,7 @@ compressed-tensors `pack_quantized` (pack_to_int32, unpack_from_int32).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import jax
@@ -77,12 +78,26 @@ class PackedTensor(QuantizedTensor):
             return bits.spread(values, COLS, self.group, self.cols)
         return by_group(values, self.groups)
 
-    def pick(self, axis: int, index: np.ndarray, parts: int = 1) -> PackedTensor:
+    def pick(
+        self, axis: int, index: np.ndarray, parts: int = 1, only: int | None = None
+    ) -> PackedTensor:
         """See `QuantizedTensor.pick`."""
         if gather.is_identity(index, self.shape[axis], parts):
             return self
         size, scale = len(index) // parts, np.asarray(self.scale)
         zero = None if self.zero is None else np.asarray(self._host()._zeros())
+        whole, count = (index, parts), scale.shape[-1]
+        runs = None
+        if axis == COLS:
+            # Whole words of fields go out as they came.
+            runs = gather.units_of(index, 32 // math.gcd(32, self.width), parts)
+            if runs is not None:
+                runs, _ = gather.own(runs, parts, only)
+            if self.groups is None:
+                group, chosen = gather.regroup(
+                    index, self.group, self.cols, parts, wild=zero is None, only=only
+                )
+        index, parts = gather.own(index, parts, only)
         if axis == ROWS:
             packed = take(np.asarray(self.packed), axis, index)
             scale = without(gather.take_scales(scale, axis, index), axis, index)
@@ -90,15 +105,16 @@ class PackedTensor(QuantizedTensor):
                 zero = self._stored(gather.take_scales(zero, axis, index), parts)
             groups = gather.copies(self.groups, axis, parts)
             return self.replace(packed=packed, scale=scale, zero=zero, groups=groups, rows=size)
-        fields = bits.unpack(np.asarray(self.packed), self.width, self.cols)
-        fields = take(fields - (1 << self.width - 1), axis, index) + (1 << self.width - 1)
-        packed = gather.joined(bits.pack(gather.by_parts(fields, parts), self.width))
-        if self.groups is not None:
-            groups, chosen = pick_groups(np.asarray(self.groups), index, scale.shape[-1], parts)
-            group = self.group
+        if runs is not None:
+            packed = take_words(np.asarray(self.packed), runs, self.width)
         else:
-            group, chosen = gather.regroup(index, self.group, self.cols, parts, wild=zero is None)
-            groups = None
+            fields = bits.unpack(np.asarray(self.packed), self.width, self.cols)
+            fields = take(fields - (1 << self.width - 1), axis, index) + (1 << self.width - 1)
+            packed = gather.joined(bits.pack(gather.by_parts(fields, parts), self.width))
+        groups = None
+        if self.groups is not None:
+            groups, chosen = pick_groups(np.asarray(self.groups), *whole, count, only)
+            group = self.group
         scale = without(gather.take_scales(scale, axis, chosen), axis, chosen)
         if zero is not None:
             zero = self._stored(gather.take_scales(zero, axis, chosen), 1)
@@ -124,14 +140,22 @@ def by_group(values: jax.Array, groups: jax.Array) -> jax.Array:
 
 
 def pick_groups(
-    groups: np.ndarray, index: np.ndarray, count: int, parts: int
+    groups: np.ndarray, index: np.ndarray, parts: int, count: int, only: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """The groups of picked inputs, and which groups each share keeps: all of them, and one more
-    (-1, to be given the scale 0) for padding."""
+    (-1, to be given the scale 0) for padding, if there is padding in any share."""
+    kept = np.arange(count)
     if (index < 0).any():
-        groups = np.where(index < 0, count, groups[..., np.maximum(index, 0)])
-        return groups.astype(np.int32), np.tile(np.append(np.arange(count), -1), parts)
-    return groups[..., index], np.tile(np.arange(count), parts)
+        kept = np.append(kept, -1)
+    index, parts = gather.own(index, parts, only)
+    found = np.where(index < 0, count, groups[..., np.maximum(index, 0)])
+    return found.astype(np.int32), np.tile(kept, parts)
+
+
+def take_words(packed: np.ndarray, runs: np.ndarray, width: int) -> np.ndarray:
+    """Runs of 32 / gcd(32, width) fields of packed rows [..., words], which are whole words."""
+    words = width // math.gcd(32, width)
+    return take(packed, COLS, (runs[:, None] * words + np.arange(words)).reshape(-1))
 
 
 def packed_tensor(

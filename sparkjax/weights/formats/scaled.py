@@ -51,13 +51,16 @@ class ScaledTensor(QuantizedTensor):
         zero = None if self.zero is None else self.zero[at]
         return _numbers(self.weight[ids], self.scale[at], zero, (1, bk))
 
-    def pick(self, axis: int, index: np.ndarray, parts: int = 1) -> ScaledTensor:
+    def pick(
+        self, axis: int, index: np.ndarray, parts: int = 1, only: int | None = None
+    ) -> ScaledTensor:
         """See `QuantizedTensor.pick`."""
         if gather.is_identity(index, self.shape[axis], parts):
             return self
-        weight = take(np.asarray(self.weight), axis, index)
         # A zero of a format with zero points is not the code 0: its blocks get the scale 0.
-        block, groups = gather.regroup(index, self.block[axis], self.shape[axis], parts, wild=self.zero is None)
+        block, groups = gather.regroup(index, self.block[axis], self.shape[axis], parts, wild=self.zero is None, only=only)
+        index, parts = gather.own(index, parts, only)
+        weight = take(np.asarray(self.weight), axis, index)
         scale = gather.take_scales(np.asarray(self.scale), axis, groups)
         zero = None
         if self.zero is not None:
