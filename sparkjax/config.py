@@ -23,7 +23,7 @@ import msgspec
 import yaml
 from msgspec import inspect
 
-from .settings import LOCAL, PACKAGE, PATHS, SECTIONS, Config, Engine, Http, Log, Mesh, Model
+from .settings import HUB, LOCAL, PACKAGE, PATHS, SECTIONS, Config, Engine, Http, Log, Mesh, Model
 
 __all__ = [
     "FIELDS",
@@ -314,14 +314,20 @@ def _in_file(raw: _Value | None) -> bool:
 
 def _absolute(text: str, base: Path) -> str:
     """Paths of the file are relative to the file, others to the working directory."""
-    if text.startswith(PACKAGE):
+    if text.startswith((PACKAGE, HUB)):
         return text
     return os.path.normpath(Path.cwd() / base / Path(text).expanduser())
 
 
-def locate(path: str | os.PathLike[str]) -> Path:
-    """The file or directory that `model.path` means; raises ConfigError where there is none."""
+def locate(path: str | os.PathLike[str], folder: str | None = None) -> Path:
+    """The file or directory that `model.path` means; raises ConfigError where there is none.
+
+    Args:
+      folder: `weights.folder` (default: as the environment has it).
+    """
     text = os.fspath(path)
+    if text.startswith(HUB):
+        return _pulled(text, load().weights.folder if folder is None else folder)
     if not text.startswith(PACKAGE):
         found = Path(text).expanduser()
         if not found.exists():
@@ -340,6 +346,20 @@ def locate(path: str | os.PathLike[str]) -> Path:
         if inner and (Path(folder) / inner).exists():
             return Path(folder) / inner
     raise ConfigError([f"model.path: {text}: package {package} holds no file {inner!r}"])
+
+
+def _pulled(text: str, folder: str) -> Path:
+    """Where `sparkjax pull` has put a checkpoint of the hub."""
+    from .fetch.errors import FetchError
+    from .fetch.source import parse
+    from .fetch.store import Store
+
+    try:
+        source = parse(text)
+        found = Store(Path(folder).expanduser()).find(source)
+    except FetchError as error:
+        raise ConfigError([f"model.path: {error}"]) from None
+    return found if source.file is None else found / source.file
 
 
 # --- reading it back

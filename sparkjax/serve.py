@@ -59,7 +59,7 @@ def start(config: Config) -> tuple[Any, Any]:
     compiles.use_cache(config.engine.compilation_cache)
     settings = config.engine
     try:
-        path = locate(config.model.path)
+        path = locate(config.model.path, config.weights.folder)
         dtype = None if config.model.dtype == "auto" else config.model.dtype
         context = here(dtype, config.mesh.tensor_parallel, tuple(config.kernels.items()))
         with progress(f"loading {path.name}") as advance:

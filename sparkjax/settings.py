@@ -15,6 +15,8 @@ from msgspec import Meta
 
 PACKAGE = "package:"
 """How a path into an installed Python package begins."""
+HUB = "hf:"
+"""How a checkpoint of the Hugging Face hub begins: hf:ORG/NAME, hf:ORG/NAME/FILE.gguf, @REVISION."""
 
 Positive = Annotated[int, Meta(ge=1)]
 
@@ -25,8 +27,9 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     path: Annotated[
         str | None,
         Meta(
-            description="a directory of safetensors, a .gguf file, or package:NAME/FILE for a file "
-            "inside an installed Python package"
+            description="a directory of safetensors, a .gguf file, hf:ORG/NAME@REVISION for what "
+            "`sparkjax pull` has fetched, or package:NAME/FILE for a file inside an installed "
+            "Python package"
         ),
     ] = None
     name: Annotated[
@@ -166,6 +169,22 @@ class Mesh(msgspec.Struct, frozen=True, kw_only=True):
     transport: Annotated[Literal["xla"], Meta(description="what carries the collectives")] = "xla"
 
 
+class Weights(msgspec.Struct, frozen=True, kw_only=True):
+    """Where checkpoints lie, and how they are loaded."""
+
+    folder: Annotated[
+        str, Meta(description="where `sparkjax pull` puts checkpoints, and hf:ORG/NAME finds them")
+    ] = "~/.cache/sparkjax/models"
+    twelve_bits: Annotated[
+        bool,
+        Meta(description="keep BF16 matrices in 12 bits a weight, without loss (a matrix that does "
+             "not compress stays as it is)"),
+    ] = False
+    check: Annotated[
+        bool, Meta(description="compare what the device holds with what was read, after loading")
+    ] = True
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """The whole configuration.
 
@@ -179,12 +198,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     http: Http = Http()
     log: Log = Log()
     mesh: Mesh = Mesh()
+    weights: Weights = Weights()
     kernels: dict[str, str] = {}
     sources: dict[str, str] = {}
 
 
 def name_of(path: str) -> str:
     """The served id of a checkpoint path: its last part, without .gguf and its quantization."""
+    if path.startswith(HUB):
+        path = path.partition("@")[0]
     last = Path(path.removeprefix(PACKAGE)).name
     if last.endswith(".gguf"):
         last = last.removesuffix(".gguf")
@@ -194,12 +216,15 @@ def name_of(path: str) -> str:
 
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
-    "model": Model, "engine": Engine, "http": Http, "log": Log, "mesh": Mesh
+    "model": Model, "engine": Engine, "http": Http, "log": Log, "mesh": Mesh,
+    "weights": Weights,
 }  # fmt: skip
 PATHS = frozenset(
     ["model.path", "model.chat_template", "engine.journal", "engine.compilation_cache",
-     "http.api_keys"]
+     "http.api_keys", "weights.folder"]
 )  # fmt: skip
 # What may differ between the hosts of one model without changing a token or a decision. The
 # model itself is not among the decisions of this file: its weights have a digest of their own.
-LOCAL = PATHS | {"model.name", "model.aliases", "engine.watchdog_seconds", "mesh.rank"}
+LOCAL = PATHS | {
+    "model.name", "model.aliases", "engine.watchdog_seconds", "mesh.rank", "weights.check"
+}  # fmt: skip

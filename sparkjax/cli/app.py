@@ -172,6 +172,53 @@ def verify(
 
 
 @app.command()
+def pull(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="ORG/NAME, ORG/NAME/FILE.gguf, or a manifest's name; @REVISION pins it."),
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Commit, branch or tag (default: the manifest's, or main).")
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option(min=0, help="Only what this rank (of --ranks) reads.")
+    ] = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Boxes that share the model.")] = 1,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Touch no network: check what is here by its hashes.")
+    ] = False,
+    origin: Annotated[
+        str | None,
+        typer.Option("--from", metavar="HOST[:PORT]", help="Copy from a box that shares, not the hub."),
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where checkpoints lie (weights.folder).")
+    ] = None,
+    share: Annotated[
+        bool, typer.Option("--serve", help="Share the checkpoints of this box until stopped.")
+    ] = False,
+    host: Annotated[str, typer.Option(help="Address that --serve listens on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port that --serve listens on.")] = 8765,
+    api_key_file: KeyFile = None,
+    config: ConfigFile = None,
+    as_json: Json = False,
+) -> None:
+    """Fetch a checkpoint, from the hub or another box, and check it; or share what is here."""
+    with show.plain_errors():
+        from . import fetch
+
+        found = folder or Path(_load(config).weights.folder)
+        if share:
+            fetch.share(found, host, port, api_key_file)
+        elif name is None:
+            show.fail("nothing to fetch: give a NAME, or --serve")
+        else:
+            share_of = None if rank is None else (rank, ranks)
+            pulled = fetch.pull(name, revision, found, origin, api_key_file, share_of, offline)
+            show.pulled(pulled, as_json)
+
+
+@app.command()
 def config(
     config: ConfigFile = None,
     overrides: Overrides = None,

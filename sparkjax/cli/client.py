@@ -28,6 +28,14 @@ class Chunk(NamedTuple):
     usage: dict[str, Any] | None = None
 
 
+def read_key(path: Path) -> str:
+    """The first line of a file."""
+    try:
+        return path.read_text().split("\n")[0].strip()
+    except OSError as error:
+        raise ClientError(f"{path}: {error.strerror}") from None
+
+
 class Client:
     """Talks to the server at `url`; the key, if any, is the first line of `key_file`."""
 
@@ -35,10 +43,7 @@ class Client:
         self.url = url.rstrip("/").removesuffix("/v1")
         headers = {}
         if key_file is not None:
-            try:
-                headers["Authorization"] = f"Bearer {key_file.read_text().split(chr(10))[0].strip()}"
-            except OSError as error:
-                raise ClientError(f"{key_file}: {error.strerror}") from None
+            headers["Authorization"] = f"Bearer {read_key(key_file)}"
         # A proxy for the world outside must not be asked for this machine.
         self._http = httpx.Client(
             base_url=self.url, headers=headers, timeout=PATIENCE, trust_env=not _loopback(self.url),

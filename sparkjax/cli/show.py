@@ -121,6 +121,15 @@ def _number(value: float | None) -> str:
     return f"{value:9.2e}" if value is not None else " " * 9
 
 
+def pulled(result: Any, as_json: bool) -> None:
+    """Where a fetched checkpoint lies."""
+    if as_json:
+        dump({**dataclasses.asdict(result), "path": str(result.path)})
+        return
+    size = f"{result.files} files, {result.bytes / 1e9:.2f} GB, all hashes right"
+    print(f"{result.path}\n  commit {result.commit}: {size}; {result.fetched / 1e9:.2f} GB fetched now")
+
+
 def generated(result: Any, as_json: bool) -> None:
     if as_json:
         dump(result)
