@@ -1,0 +1,150 @@
+"""Argument values that come as text: which JSON value they are, by the tool's schema."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from .machine import quoted
+
+TYPES = frozenset(["string", "integer", "number", "boolean", "null", "array", "object"])
+_PYTHON = {"True": True, "False": False, "None": None}
+
+
+def property_types(parameters: Mapping[str, Any], key: str) -> frozenset[str]:
+    """The types that the schema allows for one argument; an undeclared one is a string."""
+    properties = resolve(parameters, parameters).get("properties")
+    if not isinstance(properties, Mapping) or key not in properties:
+        return frozenset(["string"])
+    return types_of(properties[key], parameters)
+
+
+def types_of(
+    schema: Any, root: Mapping[str, Any], seen: frozenset[str] = frozenset()
+) -> frozenset[str]:
+    """The JSON types that a schema allows, as far as `type`, `enum`, `const`, `$ref`, `anyOf`,
+    `oneOf` and `allOf` say. All types where they say nothing."""
+    if not isinstance(schema, Mapping) or len(seen) > 32:
+        return TYPES
+    found = TYPES
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        if reference in seen:
+            return TYPES
+        found &= types_of(lookup(root, reference), root, seen | {reference})
+    declared = schema.get("type")
+    if declared is not None:
+        names = [declared] if isinstance(declared, str) else declared
+        known = (
+            frozenset(n for n in names if isinstance(n, str)) if isinstance(names, list) else TYPES
+        )
+        if "number" in known:
+            known |= {"integer"}
+        if schema.get("nullable") is True:
+            known |= {"null"}
+        found &= known & TYPES or TYPES
+    elif "properties" in schema:
+        found &= {"object"}
+    elif "items" in schema:
+        found &= {"array"}
+    if isinstance(schema.get("enum"), list):
+        found &= frozenset().union(*(types_in(v) for v in schema["enum"])) or TYPES
+    if "const" in schema:
+        found &= types_in(schema["const"])
+    for word in ("anyOf", "oneOf"):
+        if isinstance(schema.get(word), list) and schema[word]:
+            found &= frozenset().union(*(types_of(s, root, seen) for s in schema[word]))
+    if isinstance(schema.get("allOf"), list):
+        for each in schema["allOf"]:
+            found &= types_of(each, root, seen)
+    return found or TYPES
+
+
+def resolve(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema behind its `$ref`s."""
+    for _ in range(32):
+        if not isinstance(schema, Mapping):
+            return {}
+        if not isinstance(schema.get("$ref"), str):
+            return schema
+        schema = lookup(root, schema["$ref"])
+    return {}
+
+
+def lookup(root: Mapping[str, Any], reference: str) -> Any:
+    """What a local reference (`#/$defs/name`) names; None for any other."""
+    if not reference.startswith("#"):
+        return None
+    found: Any = root
+    for part in reference[1:].split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        if not isinstance(found, Mapping) or part not in found:
+            return None
+        found = found[part]
+    return found
+
+
+def types_in(value: Any) -> frozenset[str]:
+    """The types that a JSON value has; an integral number has two."""
+    if isinstance(value, bool):
+        return frozenset(["boolean"])
+    if value is None:
+        return frozenset(["null"])
+    if isinstance(value, str):
+        return frozenset(["string"])
+    if isinstance(value, int):
+        return frozenset(["integer", "number"])
+    if isinstance(value, float):
+        return frozenset(["integer", "number"] if value.is_integer() else ["number"])
+    return frozenset(["array" if isinstance(value, list) else "object"])
+
+
+def json_value(text: str) -> Any:
+    """The JSON value of a text.
+
+    Raises:
+      ValueError: it is none (NaN and numbers too large are none).
+    """
+    try:
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("nests too deeply") from None
+
+
+def typed(text: str, types: frozenset[str], python_words: bool = False) -> str:
+    """JSON text of a value that was written as text.
+
+    Args:
+      types: what the schema allows.
+      python_words: True, False and None count as JSON words.
+    """
+    if types == {"string"}:
+        return quoted(text)
+    plain = text.strip()
+    try:
+        if python_words and plain in _PYTHON:
+            value = _PYTHON[plain]
+            plain = json.dumps(value)
+        else:
+            value = json_value(plain)
+    except ValueError:
+        return quoted(text)
+    kinds = types_in(value)
+    if not kinds & types:
+        return quoted(text)
+    if isinstance(value, float) and "integer" in types and "number" not in types:
+        return str(int(value))
+    return plain
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is too large")
+    return value
+
+
+def _refuse(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON")
