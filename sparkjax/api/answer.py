@@ -12,6 +12,7 @@ import dataclasses
 from collections import deque
 
 from sparkjax.engine.plan import Event, TokenLogprob
+from sparkjax.text import events
 from sparkjax.text.detokenizer import Detokenizer
 from sparkjax.text.stops import StopMatcher
 from sparkjax.text.tokenizer import Tokenizer
@@ -43,6 +44,11 @@ class Piece:
     finish: str | None = None
     first: bool = False
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def events(self) -> tuple[events.Event, ...]:
+        """What is new as events."""
+        return (events.ContentDelta(self.text),) if self.text else ()
 
 
 class Answer:

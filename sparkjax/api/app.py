@@ -11,31 +11,33 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 import sparkjax
 
-from . import admin, body, chat, completions, prompts, tokens
+from . import admin, chat, completions, prompts, tokens
+from .anthropic.routes import Messages
+from .desk import Desk
+from .desk import json_response as _json
 from .engine import EngineService
 from .errors import ApiError, show
 from .front import Front
-from .gate import Gate, error_response, read_body, record_of
+from .gate import Gate, error_response, record_of
 from .job import Work
 from .keys import Keys, RateLimit
 from .reply import Reply
+from .responses.routes import Responses
 from .schema import openapi
 from .served import ServedModel
+from .turn import turn
 from .wire import ChatWire, CompletionWire, Wire
 
 log = logging.getLogger(__name__)
 
-SMALL_BODY = 64 << 10
-"""Bytes that are parsed at once; larger bodies are parsed beside the event loop."""
 MOST_TOKENIZE = 1_000_000
 """Tokens of /tokenize and /detokenize: more than any context, to count what is too long."""
 
@@ -76,10 +78,10 @@ def create_app(
     app = FastAPI(title="sparkjax", version=sparkjax.__version__, lifespan=lifespan, redoc_url=None)
     app.state.front = front
     app.openapi = lambda: openapi(served)  # type: ignore[method-assign]
-    routes = _Routes(
-        front, http, bool(log_config and log_config.prompts), profiler or admin.Profiler()
-    )
-    for method, path, handler in routes.all():
+    desk = Desk(front, http, bool(log_config and log_config.prompts))
+    routes = _Routes(desk, front, http, profiler or admin.Profiler())
+    surfaces = (routes, Responses(desk), Messages(desk))
+    for method, path, handler in (route for surface in surfaces for route in surface.all()):
         app.add_route(path, handler, methods=[method])
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -113,9 +115,9 @@ def loopback(host: str) -> bool:
 
 @dataclasses.dataclass
 class _Routes:
+    desk: Desk
     front: Front
     http: Any
-    log_prompts: bool
     profiler: admin.Profiler
 
     def all(self) -> list[tuple[str, str, Callable]]:
@@ -136,28 +138,25 @@ class _Routes:
 
     async def chat(self, request: Request) -> Response:
         arrived = time.monotonic()
-        values = await self._json(request)
+        values = await self.desk.json(request)
         self.front.check()
         served = self.front.served
         asked = chat.parse(values, served, secrets.randbits(64))
-        self._note(request, asked.messages)
+        self.desk.note(request, asked.messages)
 
         async def prepare() -> tuple[Work, Wire]:
-            prompt = await self.front.off_loop(
-                prompts.from_messages, served, asked.messages, self.front.longest
-            )
             wire = ChatWire(served.tokenizer, asked.options.sampling.logprobs is not None)
-            return Work((prompt,), asked.options, "messages", continues=False), wire
+            return await turn(self.front, asked), wire
 
         return self._reply(prepare, "chatcmpl-", arrived)
 
     async def completions(self, request: Request) -> Response:
         arrived = time.monotonic()
-        values = await self._json(request)
+        values = await self.desk.json(request)
         self.front.check()
         served = self.front.served
         asked = completions.parse(values, served, secrets.randbits(64))
-        self._note(request, asked.prompts)
+        self.desk.note(request, asked.prompts)
         options = asked.options
 
         def read() -> tuple[Work, Wire]:
@@ -183,25 +182,15 @@ class _Routes:
             silence=self.http.keep_alive_seconds,
         )
 
-    async def _json(self, request: Request) -> dict[str, Any]:
-        raw = await read_body(request, self.http.max_body_bytes)
-        if len(raw) <= SMALL_BODY:
-            return body.parse(raw)
-        return await self.front.off_loop(body.parse, raw)
-
-    def _note(self, request: Request, prompt: Any) -> None:
-        if self.log_prompts:
-            record_of(request.scope).fields["prompt"] = msgspec.json.encode(prompt).decode()
-
     # --- Text -----------------------------------------------------------------------------------
 
     async def tokenize(self, request: Request) -> Response:
-        values = await self._json(request)
+        values = await self.desk.json(request)
         limit = max(MOST_TOKENIZE, self.front.longest)
         return _json(await self.front.off_loop(tokens.tokenize, values, self.front.served, limit))
 
     async def detokenize(self, request: Request) -> Response:
-        values = await self._json(request)
+        values = await self.desk.json(request)
         limit = max(MOST_TOKENIZE, self.front.longest)
         return _json(await self.front.off_loop(tokens.detokenize, values, self.front.served, limit))
 
@@ -270,12 +259,8 @@ class _Routes:
 
     async def profile(self, request: Request) -> Response:
         admin.check_local(request)
-        seconds, directory = admin.parse(await self._json(request))
+        seconds, directory = admin.parse(await self.desk.json(request))
         return _json(await self.profiler.record(seconds, directory))
-
-
-def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
 
 
 async def _api_error(request: Request, error: Exception) -> Response:
@@ -300,7 +285,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 async def _crash(request: Request, error: Exception) -> Response:
     # The trace is logged by whoever gets the exception next; the client learns nothing of it.
     crashed = ApiError(500, "internal error", code="internal_error")
-    return JSONResponse(crashed.body(), 500)
+    return error_response(crashed, record_of(request.scope))
 
 
 __all__ = ["create_app", "loopback"]

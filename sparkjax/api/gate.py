@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from . import errors
+from .anthropic import errors as anthropic
 from .errors import ApiError
 from .keys import Keys, RateLimit
 from .metrics import Metrics
@@ -40,6 +41,7 @@ class Record:
     Attributes:
       gone: its client left before the answer was complete.
       fields: further ones, in order.
+      anthropic: errors are written as Anthropic's API does.
     """
 
     id: str
@@ -47,6 +49,7 @@ class Record:
     gone: bool = False
     fields: dict[str, Any] = dataclasses.field(default_factory=dict)
     code: str | None = None
+    anthropic: bool = False
 
     def refuse(self, error: ApiError) -> None:
         """Notes the error that answers the request."""
@@ -61,9 +64,13 @@ def record_of(scope: Scope) -> Record:
 
 
 def error_response(error: ApiError, record: Record | None = None) -> Response:
-    """An error in OpenAI's shape."""
+    """An error in OpenAI's shape, or in that of the request's own API."""
     if record is not None:
         record.refuse(error)
+        if record.anthropic:
+            status = anthropic.status_of(error)
+            body = anthropic.error_body(error) | {"request_id": record.id}
+            return JSONResponse(body, status, headers=error.headers)
     return JSONResponse(error.body(), error.status, headers=error.headers)
 
 
@@ -98,12 +105,16 @@ class Gate:
             return
         started = time.monotonic()
         record = Record(request_id(Headers(scope=scope).get("x-request-id")))
+        record.anthropic = scope["path"].startswith("/v1/messages")
         scope["sparkjax.record"] = record
 
         async def labelled(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = record.id
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = record.id
+                if record.anthropic:
+                    headers["Request-Id"] = record.id
             await send(message)
 
         self._open += 1
@@ -126,7 +137,7 @@ class Gate:
             return
         key = ""
         if self._keys is not None:
-            key = self._keys.check(headers.get("authorization"))
+            key = scope["sparkjax.key"] = self._keys.check(_authorization(headers))
         else:
             self._check_origin(headers)
         if self._open > self._most:
@@ -147,6 +158,12 @@ class Gate:
                 "those that may",
                 code="origin_not_allowed",
             )
+
+
+def _authorization(headers: Headers) -> str | None:
+    """The Authorization header; Anthropic's clients send the key alone, in X-Api-Key."""
+    given, key = headers.get("authorization"), headers.get("x-api-key")
+    return given if given is not None or key is None else f"Bearer {key}"
 
 
 def request_id(label: str | None) -> str:

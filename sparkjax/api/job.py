@@ -220,6 +220,11 @@ class Job:
         reasons = (choice.answer.finish or "abort" for choice in self._choices)
         return ",".join(dict.fromkeys(reasons))
 
+    @property
+    def text_stop(self) -> str | None:
+        """The stop string that ended the first choice."""
+        return self._choices[0].answer.text_stop
+
     def _observe_start(self, submits: list[Submit]) -> None:
         metrics, options = self._front.metrics, self._work.options
         metrics.observe("request_params_n", options.n)

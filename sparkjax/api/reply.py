@@ -34,15 +34,24 @@ class Reply(Response):
 
     Args:
       prepare: turns the request's words into tokens.
-      id_prefix: of the response's id.
+      id_prefix: of the response's id; `key` is the rest, random where it is not given.
+      named: an error in the words of the request's surface.
     """
 
     def __init__(
-        self, front: Front, prepare: Prepare, *, id_prefix: str, arrived: float, silence: float
+        self,
+        front: Front,
+        prepare: Prepare,
+        *,
+        id_prefix: str,
+        arrived: float,
+        silence: float,
+        key: str | None = None,
+        named: Callable[[ApiError], ApiError] = lambda error: error,
     ):
         super().__init__()
-        self._front, self._prepare = front, prepare
-        self._id = f"{id_prefix}{secrets.token_hex(8)}"
+        self._front, self._prepare, self._named = front, prepare, named
+        self._id = f"{id_prefix}{key or secrets.token_hex(8)}"
         self._arrived, self._silence = arrived, silence
         self._created = int(time.time())
         self._job: Job | None = None
@@ -78,7 +87,7 @@ class Reply(Response):
             if not stream:
                 response = await self._whole(job, work, wire)
         except ApiError as error:
-            await error_response(error, record)(scope, receive, send)
+            await error_response(self._named(error), record)(scope, receive, send)
             return
         if not stream:
             await response(scope, receive, send)

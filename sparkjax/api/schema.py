@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import sparkjax
 
 from . import chat, completions, options
+from . import surface_schema as surfaces
 from .admin import LONGEST
+from .openapi_parts import (
+    DESCRIPTIONS,
+    GENERATION,
+    PLAIN,
+    Schema,
+    integer,
+    model,
+    nullable,
+    number,
+    operation,
+    record,
+    ref,
+    token_id,
+)
 from .served import ServedModel
-
-Schema = dict[str, Any]
 
 
 def openapi(served: ServedModel) -> Schema:
@@ -22,9 +33,9 @@ def openapi(served: ServedModel) -> Schema:
             "version": sparkjax.__version__,
             "description": f"The OpenAI API over {served.id}.",
         },
-        "paths": _paths(served),
+        "paths": _paths(served) | surfaces.paths(),
         "components": {
-            "schemas": _schemas(served),
+            "schemas": _schemas(served) | surfaces.schemas(served),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         # An empty alternative: without http.api_keys no key is asked for.
@@ -35,89 +46,35 @@ def openapi(served: ServedModel) -> Schema:
 def _paths(served: ServedModel) -> Schema:
     event = {"type": "object", "properties": {"data": {"type": "string"}}}
     stream = {"text/event-stream": {"schema": event}}
-    generation = (400, 401, 403, 404, 408, 413, 415, 429, 503)
-    plain = (401, 403, 503)
     return {
         "/v1/chat/completions": {
-            "post": _operation("Answer a conversation", "ChatRequest", "ChatCompletion", generation, stream)
+            "post": operation("Answer a conversation", "ChatRequest", "ChatCompletion", GENERATION, stream)
         },
         "/v1/completions": {
-            "post": _operation("Continue a text", "CompletionRequest", "Completion", generation, stream)
+            "post": operation("Continue a text", "CompletionRequest", "Completion", GENERATION, stream)
         },
-        "/v1/models": {"get": _operation("The served model under all its ids", None, "ModelList", plain)},
+        "/v1/models": {"get": operation("The served model under all its ids", None, "ModelList", PLAIN)},
         "/v1/models/{model}": {
-            "get": _operation("The served model", None, "Model", (*plain, 404))
+            "get": operation("The served model", None, "Model", (*PLAIN, 404))
             | {"parameters": [{"name": "model", "in": "path", "required": True,
                                "schema": {"type": "string"}, "example": served.id}]}
         },
-        "/tokenize": {"post": _operation("Token ids of a text or conversation", "TokenizeRequest",
-                                         "Tokens", generation)},
-        "/detokenize": {"post": _operation("The text of token ids", "DetokenizeRequest", "Text", generation)},
-        "/health": {"get": _operation("Liveness; needs no key", None, "Status", (503,), failed="Status")
+        "/tokenize": {"post": operation("Token ids of a text or conversation", "TokenizeRequest",
+                                         "Tokens", GENERATION)},
+        "/detokenize": {"post": operation("The text of token ids", "DetokenizeRequest", "Text", GENERATION)},
+        "/health": {"get": operation("Liveness; needs no key", None, "Status", (503,), failed="Status")
                     | {"security": [{}]}},
-        "/ready": {"get": _operation("Readiness", None, "Status", plain, failed="Status")},
+        "/ready": {"get": operation("Readiness", None, "Status", PLAIN, failed="Status")},
         "/metrics": {"get": _metrics()},
         "/admin/profile": {
-            "post": _operation("Record a JAX profiler trace; from this host only", "ProfileRequest",
+            "post": operation("Record a JAX profiler trace; from this host only", "ProfileRequest",
                                "Profile", (400, 401, 403, 408, 409, 413, 415, 429, 503))
         },
     }  # fmt: skip
 
 
-def _operation(
-    summary: str,
-    request: str | None,
-    response: str,
-    statuses: tuple[int, ...],
-    more: Schema | None = None,
-    failed: str = "Error",
-) -> Schema:
-    made: Schema = {
-        "summary": summary,
-        "responses": {
-            "200": {
-                "description": "OK",
-                "content": {"application/json": {"schema": _ref(response)}, **(more or {})},
-            },
-            **{
-                str(status): {
-                    "description": DESCRIPTIONS[status],
-                    "content": {"application/json": {"schema": _failure(status, failed)}},
-                }
-                for status in statuses
-            },
-        },
-    }
-    if request is not None:
-        made["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": _ref(request)}},
-        }
-    return made
-
-
-DESCRIPTIONS = {
-    400: "The request cannot be served; `param` names the field",
-    401: "No API key, or an unknown one",
-    403: "Not allowed from there",
-    404: "No such model",
-    408: "The body did not come",
-    409: "Busy with another one",
-    413: "The body is too large",
-    415: "The body is not application/json",
-    429: "Too many requests with this key; Retry-After says when",
-    503: "Overloaded, shutting down, or the engine failed",
-}
-
-
-def _failure(status: int, failed: str) -> Schema:
-    if status == 503 and failed != "Error":
-        return {"anyOf": [_ref(failed), _ref("Error")]}
-    return _ref("Error")
-
-
 def _metrics() -> Schema:
-    error = {"application/json": {"schema": _ref("Error")}}
+    error = {"application/json": {"schema": ref("Error")}}
     return {
         "summary": "Prometheus metrics",
         "responses": {
@@ -133,13 +90,13 @@ def _schemas(served: ServedModel) -> Schema:
         "Message": _message(),
         "CompletionRequest": _completion_request(served),
         "TokenizeRequest": _tokenize_request(served),
-        "DetokenizeRequest": _object(
-            {"model": _nullable(_model(served)),
-             "tokens": {"type": "array", "items": _token_id(served)}}, ["tokens"]
+        "DetokenizeRequest": record(
+            {"model": nullable(model(served)),
+             "tokens": {"type": "array", "items": token_id(served)}}, ["tokens"]
         ),
-        "ProfileRequest": _object(
+        "ProfileRequest": record(
             {"directory": {"type": "string", "description": "absolute path on the server"},
-             "seconds": _nullable({"type": "number", "exclusiveMinimum": 0, "maximum": LONGEST})},
+             "seconds": nullable({"type": "number", "exclusiveMinimum": 0, "maximum": LONGEST})},
             ["directory"],
         ),
         **_responses(),
@@ -150,19 +107,19 @@ def _common(served: ServedModel) -> Schema:
     defaults = served.defaults
     stop = {"type": "string", "minLength": 1, "maxLength": options.LONGEST_STOP}
     fields: Schema = {
-        "temperature": _number(0, 2, defaults.temperature, "0 is greedy"),
-        "top_p": _number(0, 1, defaults.top_p),
-        "top_k": _integer(-1, options.LARGEST, defaults.top_k, "0 and -1 keep all tokens"),
-        "min_p": _number(0, 1, defaults.min_p),
-        "presence_penalty": _number(-2, 2, 0),
-        "frequency_penalty": _number(-2, 2, 0),
+        "temperature": number(0, 2, defaults.temperature, "0 is greedy"),
+        "top_p": number(0, 1, defaults.top_p),
+        "top_k": integer(-1, options.LARGEST, defaults.top_k, "0 and -1 keep all tokens"),
+        "min_p": number(0, 1, defaults.min_p),
+        "presence_penalty": number(-2, 2, 0),
+        "frequency_penalty": number(-2, 2, 0),
         "repetition_penalty": {"type": "number", "exclusiveMinimum": 0, "maximum": 100,
                                "default": defaults.repetition_penalty},
         "seed": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1,
                  "description": "choice i uses seed + i; without it a random one"},
-        "n": _integer(1, options.MOST_CHOICES, 1, "choices for each prompt"),
+        "n": integer(1, options.MOST_CHOICES, 1, "choices for each prompt"),
         "stop": {"anyOf": [stop, {"type": "array", "items": stop, "maxItems": 4}]},
-        "stop_token_ids": {"type": "array", "items": _token_id(served),
+        "stop_token_ids": {"type": "array", "items": token_id(served),
                            "maxItems": options.most_stop_ids(served)},
         "ignore_eos": {"type": "boolean", "default": False},
         "logit_bias": {"type": "object", "maxProperties": options.MOST_BIASES,
@@ -176,8 +133,8 @@ def _common(served: ServedModel) -> Schema:
                      "additionalProperties": {"type": "string", "maxLength": 512}},
     }  # fmt: skip
     return {
-        "model": _model(served),
-        **{name: _nullable(field) for name, field in fields.items()},
+        "model": model(served),
+        **{name: nullable(field) for name, field in fields.items()},
         # Allowed with stream only, which a schema of plain fields cannot say.
         "stream_options": {
             "type": ["object", "null"],
@@ -189,11 +146,11 @@ def _common(served: ServedModel) -> Schema:
 def _chat_request(served: ServedModel) -> Schema:
     fields = _common(served) | {
         "messages": {"type": "array", "minItems": 1, "maxItems": chat.MOST_MESSAGES,
-                     "items": _ref("Message")},
-        "max_completion_tokens": _nullable(_integer(1, served.context, None, "not with max_tokens")),
-        "max_tokens": _nullable(_integer(1, served.context, None, "its older name")),
-        "logprobs": _nullable({"type": "boolean", "default": False}),
-        "top_logprobs": _nullable(_integer(0, chat.MOST_TOP_LOGPROBS, None, "needs logprobs")),
+                     "items": ref("Message")},
+        "max_completion_tokens": nullable(integer(1, served.context, None, "not with max_tokens")),
+        "max_tokens": nullable(integer(1, served.context, None, "its older name")),
+        "logprobs": nullable({"type": "boolean", "default": False}),
+        "top_logprobs": nullable(integer(0, chat.MOST_TOP_LOGPROBS, None, "needs logprobs")),
     }  # fmt: skip
     example = {
         "model": served.id,
@@ -201,25 +158,25 @@ def _chat_request(served: ServedModel) -> Schema:
         "temperature": 0,
         "max_tokens": 64,
     }
-    return _object(fields, ["model", "messages"], example)
+    return record(fields, ["model", "messages"], example)
 
 
 def _completion_request(served: ServedModel) -> Schema:
     text = {"type": "string", "minLength": 1}
-    ids = {"type": "array", "items": _token_id(served), "minItems": 1, "maxItems": served.context}
+    ids = {"type": "array", "items": token_id(served), "minItems": 1, "maxItems": served.context}
     several = {"minItems": 1, "maxItems": completions.MOST_PROMPTS}
     fields = _common(served) | {
         "prompt": {"anyOf": [text, ids,
                              {"type": "array", "items": text, **several},
                              {"type": "array", "items": ids, **several}]},
-        "max_tokens": _nullable(
-            _integer(0, served.context, completions.DEFAULT_MAX_TOKENS, "0 with echo scores the prompt")
+        "max_tokens": nullable(
+            integer(0, served.context, completions.DEFAULT_MAX_TOKENS, "0 with echo scores the prompt")
         ),
-        "logprobs": _nullable(_integer(0, completions.MOST_LOGPROBS, None)),
-        "echo": _nullable({"type": "boolean", "default": False}),
+        "logprobs": nullable(integer(0, completions.MOST_LOGPROBS, None)),
+        "echo": nullable({"type": "boolean", "default": False}),
     }  # fmt: skip
     example = {"model": served.id, "prompt": "The capital of France is", "max_tokens": 8}
-    return _object(fields, ["model", "prompt"], example)
+    return record(fields, ["model", "prompt"], example)
 
 
 def _message() -> Schema:
@@ -231,18 +188,18 @@ def _message() -> Schema:
             ]
         }
 
-    text = _object({"type": {"const": "text"}, "text": {"type": "string"}}, ["type", "text"])
-    refusal = _object(
+    text = record({"type": {"const": "text"}, "text": {"type": "string"}}, ["type", "text"])
+    refusal = record(
         {"type": {"const": "refusal"}, "refusal": {"type": "string"}}, ["type", "refusal"]
     )
-    name = _nullable({"type": "string"})
+    name = nullable({"type": "string"})
     return {
         "anyOf": [
-            _object({"role": {"enum": ["developer", "system", "user"]}, "content": parts(text), "name": name},
+            record({"role": {"enum": ["developer", "system", "user"]}, "content": parts(text), "name": name},
                     ["role", "content"]),
-            _object({"role": {"const": "assistant"}, "content": parts(text, refusal), "name": name,
+            record({"role": {"const": "assistant"}, "content": parts(text, refusal), "name": name,
                      "refusal": name, "reasoning_content": name}, ["role", "content"]),
-            _object({"role": {"const": "tool"}, "content": parts(text),
+            record({"role": {"const": "tool"}, "content": parts(text),
                      "tool_call_id": {"type": "string"}, "name": name},
                     ["role", "content", "tool_call_id"]),
         ]
@@ -250,13 +207,13 @@ def _message() -> Schema:
 
 
 def _tokenize_request(served: ServedModel) -> Schema:
-    flag = _nullable({"type": "boolean"})
-    common = {"model": _nullable(_model(served)), "return_token_strs": flag}
+    flag = nullable({"type": "boolean"})
+    common = {"model": nullable(model(served)), "return_token_strs": flag}
     return {
         "anyOf": [
-            _object({"prompt": {"type": "string"}, "add_special_tokens": flag} | common, ["prompt"]),
-            _object(
-                {"messages": {"type": "array", "minItems": 1, "items": _ref("Message")},
+            record({"prompt": {"type": "string"}, "add_special_tokens": flag} | common, ["prompt"]),
+            record(
+                {"messages": {"type": "array", "minItems": 1, "items": ref("Message")},
                  "add_generation_prompt": flag} | common,
                 ["messages"],
             ),
@@ -268,18 +225,18 @@ def _responses() -> Schema:
     text, count = {"type": "string"}, {"type": "integer", "minimum": 0}
     finish = {"enum": ["stop", "length"]}
     any_object: Schema = {"type": ["object", "null"]}
-    usage = _object(
+    usage = record(
         {"prompt_tokens": count, "completion_tokens": count, "total_tokens": count,
-         "prompt_tokens_details": _object({"cached_tokens": count}, ["cached_tokens"])},
+         "prompt_tokens_details": record({"cached_tokens": count}, ["cached_tokens"])},
         ["prompt_tokens", "completion_tokens", "total_tokens"],
     )  # fmt: skip
 
     def completion(choice: Schema) -> Schema:
         fields = {"id": text, "object": text, "created": count, "model": text,
                   "choices": {"type": "array", "items": choice}, "usage": usage}  # fmt: skip
-        return _object(fields, list(fields))
+        return record(fields, list(fields))
 
-    message = _object({"role": {"const": "assistant"}, "content": text}, ["role", "content"])
+    message = record({"role": {"const": "assistant"}, "content": text}, ["role", "content"])
     chat_choice = {
         "index": count,
         "message": message,
@@ -292,50 +249,18 @@ def _responses() -> Schema:
     model = {"id": text, "object": {"const": "model"}, "created": count, "owned_by": text,
              "max_model_len": count, "context": {"type": "object"}}  # fmt: skip
     return {
-        "ChatCompletion": completion(_object(chat_choice, list(chat_choice))),
-        "Completion": completion(_object(choice, list(choice))),
-        "Model": _object(model, list(model)),
-        "ModelList": _object(
-            {"object": {"const": "list"}, "data": {"type": "array", "items": _ref("Model")}}, ["data"]
+        "ChatCompletion": completion(record(chat_choice, list(chat_choice))),
+        "Completion": completion(record(choice, list(choice))),
+        "Model": record(model, list(model)),
+        "ModelList": record(
+            {"object": {"const": "list"}, "data": {"type": "array", "items": ref("Model")}}, ["data"]
         ),
-        "Tokens": _object(
+        "Tokens": record(
             {"count": count, "max_model_len": count, "tokens": {"type": "array", "items": count},
              "token_strs": {"type": ["array", "null"], "items": text}}, ["count", "tokens"]
         ),
-        "Text": _object({"prompt": text}, ["prompt"]),
-        "Status": _object({"status": text, "model": text, "error": text}, ["status"]),
-        "Profile": _object({"directory": text, "seconds": {"type": "number"}}, ["directory"]),
-        "Error": _object({"error": _object(error, list(error))}, ["error"]),
+        "Text": record({"prompt": text}, ["prompt"]),
+        "Status": record({"status": text, "model": text, "error": text}, ["status"]),
+        "Profile": record({"directory": text, "seconds": {"type": "number"}}, ["directory"]),
+        "Error": record({"error": record(error, list(error))}, ["error"]),
     }  # fmt: skip
-
-
-def _ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _object(fields: Schema, required: list[str], example: Any = None) -> Schema:
-    made: Schema = {"type": "object", "properties": fields, "required": required}
-    return made | ({"example": example} if example is not None else {})
-
-
-def _nullable(schema: Schema) -> Schema:
-    return {"anyOf": [schema, {"type": "null"}]}
-
-
-def _number(low: float, high: float, default: float, description: str | None = None) -> Schema:
-    made: Schema = {"type": "number", "minimum": low, "maximum": high, "default": default}
-    return made | ({"description": description} if description else {})
-
-
-def _integer(low: int, high: int, default: int | None, description: str | None = None) -> Schema:
-    made: Schema = {"type": "integer", "minimum": low, "maximum": high}
-    made |= {"default": default} if default is not None else {}
-    return made | ({"description": description} if description else {})
-
-
-def _model(served: ServedModel) -> Schema:
-    return {"enum": list(served.names)}
-
-
-def _token_id(served: ServedModel) -> Schema:
-    return {"type": "integer", "minimum": 0, "maximum": served.vocab_size - 1}
