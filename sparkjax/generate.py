@@ -9,7 +9,7 @@ from typing import Any
 from .engine.engine import Engine
 from .engine.limits import make_limits
 from .engine.plan import Event, TokenLogprob
-from .engine.records import Sampling, Submit
+from .engine.records import Grammar, Sampling, Submit
 from .text.detokenizer import Detokenizer
 
 Prompt = str | Sequence[int]
@@ -51,9 +51,13 @@ class Generator:
         max_tokens: int = 256,
         sampling: Sampling | None = None,
         stop_ids: tuple[int, ...] | None = None,
+        grammar: Grammar | None = None,
     ) -> list[Generation]:
         """Answers to several prompts, batched. Prompts are text (encoded as a document, control
         tokens in it are ordinary text) or token ids.
+
+        Args:
+          grammar: what every answer has to follow, e.g. `Grammar(structured.source(wanted).text)`.
 
         Raises:
           ValueError: a prompt that cannot be served, with the limit that it meets.
@@ -70,6 +74,7 @@ class Generator:
                 max(min(max_tokens, room), 1),
                 sampling,
                 tuple(stops),
+                grammar=grammar,
             )
             reason = self.engine.scheduler.refusal(request)
             if reason is not None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from .plan import Event, Plan
-from .records import Limits, Submit, Tick
+from .records import Grammar, Limits, Submit, Tick
 from .runner import Flight, Runner
 from .scheduler import Scheduler
 
@@ -45,8 +46,17 @@ class Engine:
         events: list[Event] = []
         while len(self._flights) > keep:
             flight = self._flights.popleft()
-            events += self.scheduler.commit(flight.plan.number, self.runner.collect(flight))
+            done = self.scheduler.commit(flight.plan.number, self.runner.collect(flight))
+            for event in done:
+                if event.finish is not None:
+                    self.runner.release(event.id)
+            events += done
         return events
+
+    def prepare(self, grammar: Grammar) -> Future[Any]:
+        """Begins to compile a grammar, from any thread; to be waited for before a request with it
+        is submitted, since otherwise the engine's thread waits."""
+        return self.runner.grammars().prepare(grammar.source)
 
     # --- Rank 0: writing the ticks ----------------------------------------------------------------
 

@@ -75,12 +75,14 @@ class Output:
     `token` is None where nothing was sampled: a tile that is not the last, a request that only
     scores, a row whose slot met its stop id earlier. `prompt_logprobs`, where asked for, are those
     of the prompt tokens at positions start+1 .. start+length of a tile (one fewer in the last).
+    `error` says why a request cannot go on; its token, if any, does not count.
     """
 
     slot: int
     token: int | None
     logprob: TokenLogprob | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    error: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

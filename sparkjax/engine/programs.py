@@ -1,7 +1,8 @@
 """The device programs of the engine: seat a request, run a prefill tile, run a decode step.
 
 A step is one rectangular forward pass whose rows find their tokens and lengths on the device, then
-one sampler call. Options (penalties, log-probabilities, grammar masks) are data: they never change
+one sampler call. A decode step is two programs, since the grammar masks of its rows depend on
+their newest tokens: the host makes them while the device computes the forward pass. Options (penalties, log-probabilities, grammar masks) are data: they never change
 a shape, so each program is compiled once, before the first request.
 """
 
@@ -53,18 +54,29 @@ class Programs:
       tile: (params, state, numbers int32 [1, HEADER + T], tokens int32 [1, Q], targets int32
         [1, Q], mask, prelude) -> (state, packed [1, RESULT], scores [Q, RESULT]); targets are the
         tokens that follow, for prompt log-probabilities.
-      decode: (params, state, numbers int32 [B, HEADER + T], mask, prelude) -> (state, packed
-        [B, RESULT]); LENGTH is 1 for a real row, 0 for padding. A row of a dead slot gives token
-        -1. `prelude` is `Batch.prelude`: what a family looks up on the host, else None.
+      advance: (params, state, numbers int32 [B, HEADER + T], prelude) -> (state, residual [B,
+        ...]): the forward pass of a decode step. LENGTH is 1 for a real row, 0 for padding.
+        `prelude` is `Batch.prelude`: what a family looks up on the host, else None.
+      choose: (params, slots, numbers, residual, mask) -> (slots, packed [B, RESULT]): the step's
+        sampling. A row of a dead slot gives token -1.
     """
 
     def __init__(self, model: Any):
         self.model = model
         self.seat = jax.jit(self._seat, donate_argnums=0)
         self.tile = jax.jit(self._tile, donate_argnums=1)
-        self.decode = jax.jit(self._decode, donate_argnums=1)
+        self.advance = jax.jit(self._advance, donate_argnums=1)
+        self.choose = jax.jit(self._choose, donate_argnums=1)
 
-    # --- The three programs ---------------------------------------------------------------------
+    def decode(
+        self, params: Any, state: State, numbers: np.ndarray, mask: Any, prelude: Any
+    ) -> tuple[State, jax.Array]:
+        """A whole decode step, both programs: (state, packed [B, RESULT])."""
+        state, residual = self.advance(params, state, numbers, prelude)
+        slots, packed = self.choose(params, state.slots, numbers, residual, mask)
+        return State(state.caches, slots), packed
+
+    # --- The programs ---------------------------------------------------------------------------
 
     def _seat(self, state: State, slot: jax.Array, values: dict[str, Any]) -> State:
         return dataclasses.replace(state, slots=states.seat(state.slots, slot, values))
@@ -105,20 +117,28 @@ class Programs:
         )
         return State(kv, slots), packed, scores
 
-    def _decode(
-        self, params: Any, state: State, numbers: jax.Array, mask: jax.Array, prelude: Any
+    def _advance(
+        self, params: Any, state: State, numbers: jax.Array, prelude: Any
     ) -> tuple[State, jax.Array]:
         slots, slot = state.slots, numbers[:, SLOT]
-        # Padding rows point at slot 0 and must not count as alive.
-        live = (numbers[:, LENGTH] > 0) & slots.alive[slot]
+        live = _live(slots, numbers)
         start = jnp.where(live, slots.lengths[slot], 0)
         tokens, lengths = slots.tokens[slot][:, None], live.astype(jnp.int32)
         batch = Batch(tokens, start, lengths, numbers[:, HEADER:], slot, prelude=prelude)
         residual, kv = self._forward(params, state.caches, batch)
         where = jnp.where(live, slot, slots.tokens.shape[0])
         slots = dataclasses.replace(slots, lengths=slots.lengths.at[where].add(1, mode="drop"))
-        slots, packed = self._sample(params, slots, slot, live, residual[:, 0], mask)
-        return State(kv, slots), packed
+        return State(kv, slots), residual[:, 0]
+
+    def _choose(
+        self,
+        params: Any,
+        slots: states.Slots,
+        numbers: jax.Array,
+        residual: jax.Array,
+        mask: jax.Array,
+    ) -> tuple[states.Slots, jax.Array]:
+        return self._sample(params, slots, numbers[:, SLOT], _live(slots, numbers), residual, mask)
 
     # --- Their parts ------------------------------------------------------------------------------
 
@@ -180,6 +200,11 @@ class Programs:
         """int32 [Q, RESULT]: log-probabilities of the tokens that follow each position."""
         scored = prompt_logprobs(lambda rows: self._logits(params, rows), residual, targets)
         return pack(targets, scored.logprob, scored.top_ids, scored.top_logprobs)
+
+
+def _live(slots: states.Slots, numbers: jax.Array) -> jax.Array:
+    """bool [B], the rows that compute. Padding rows point at slot 0 and must not count as alive."""
+    return (numbers[:, LENGTH] > 0) & slots.alive[numbers[:, SLOT]]
 
 
 def _index(last: jax.Array, residual: jax.Array) -> jax.Array:

@@ -47,6 +47,19 @@ class Sampling(Record, frozen=True):
     logprobs: int | None = None
 
 
+class Grammar(Record, frozen=True):
+    """What an answer has to follow.
+
+    Attributes:
+      source: Lark text, as `sparkjax.structured.sources` writes it.
+      after: text of the answer after which the grammar begins (the closing tag of reasoning);
+        "" begins at once. Until then only the tokens that end an answer are forbidden.
+    """
+
+    source: str
+    after: str = ""
+
+
 class Submit(Record, frozen=True):
     """One accepted request.
 
@@ -56,6 +69,8 @@ class Submit(Record, frozen=True):
       max_tokens: how many tokens may be generated; 0 scores the prompt only.
       stop_ids: token ids that end the request (finish reason "stop"); the id itself is committed.
       prompt_logprobs: None, or how many alternatives to report for every prompt token (0-20).
+      grammar: None, or what the answer has to follow. Each rank walks it along the committed
+        tokens, so the masks themselves never travel.
     """
 
     id: int
@@ -64,6 +79,7 @@ class Submit(Record, frozen=True):
     sampling: Sampling = Sampling()
     stop_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
 class Tick(Record, frozen=True, tag="tick"):

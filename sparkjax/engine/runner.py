@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +15,10 @@ from jax.sharding import PartitionSpec
 
 from ..mesh import spmd
 from ..models.cache import Sizes
+from ..structured.grammars import Grammars
+from ..structured.matcher import GrammarError
 from . import programs
+from .masks import Masks
 from .plan import Output, Plan, Row, Tile, TokenLogprob
 from .programs import HEADER, Programs, floats
 from .records import Limits, Submit
@@ -24,11 +28,15 @@ from .state import State, empty_slots, settings
 
 @dataclasses.dataclass
 class Flight:
-    """A dispatched plan: device arrays that will hold its results, in the plan's order."""
+    """A dispatched plan: device arrays that will hold its results, in the plan's order.
+
+    `outputs` are the results once they were read.
+    """
 
     plan: Plan
     tiles: list[tuple[jax.Array, jax.Array]]
     rows: jax.Array | None
+    outputs: list[Output] | None = None
 
 
 class Runner:
@@ -52,6 +60,10 @@ class Runner:
         # know them: prompt and output so far, by slot.
         self.waits = bool(model.tables)
         self._tokens: dict[int, list[int]] = {}
+        self._made_grammars: Grammars | None = None
+        self.masks = Masks(self.grammars, self.vocab)
+        self._unread: deque[Flight] = deque()
+        self._place = spmd.shardings(model.mesh, PartitionSpec())
         # Committed to the model's devices from the start: what a program returns is, and a program
         # compiled for uncommitted arguments would be compiled again.
         slots, self._open = jax.jit(
@@ -59,7 +71,7 @@ class Runner:
                 empty_slots(limits.slots, self.vocab),
                 {n: jnp.full((n, words), 0xFFFFFFFF, jnp.uint32) for n in (1, *limits.rows)},
             ),
-            out_shardings=spmd.shardings(model.mesh, PartitionSpec()),
+            out_shardings=self._place,
         )()
         self.state = State(model.new_caches(self.sizes), slots)
 
@@ -80,6 +92,8 @@ class Runner:
 
     def _warm_calls(self) -> Iterator[tuple[str, Callable[[], Any]]]:
         nobody = Submit(id=-1, tokens=(0,), max_tokens=0)
+        if self.model.has_tokenizer:
+            yield "grammars", self.grammars
         yield "seat", lambda: self._seat(0, nobody)
         for size in self.limits.tiles:
             # No valid token: nothing is written, but the program is the real one.
@@ -88,20 +102,47 @@ class Runner:
         for size in self.limits.rows:
             yield f"decode {size}", functools.partial(self._rows, (), size)
 
+    def grammars(self) -> Grammars:
+        """What compiles grammars over the model's vocabulary.
+
+        Raises:
+          GrammarError: the model has no tokenizer, or no token that ends an answer.
+        """
+        if self._made_grammars is None:
+            if not self.model.has_tokenizer:
+                raise GrammarError("the model has no tokenizer, which a grammar needs")
+            tokenizer = self.model.tokenizer
+            ends = sorted({*tokenizer.eos_ids, *self.model.config.eos})
+            self._made_grammars = Grammars.of(tokenizer, self.vocab, ends)
+        return self._made_grammars
+
     # --- A tick ---------------------------------------------------------------------------------
 
     def run(self, plan: Plan) -> Flight:
-        """Dispatches a plan's programs, tiles first; returns at once."""
+        """Dispatches a plan's programs, tiles first; returns at once, unless rows have grammars:
+        then the earlier plans' results are read while the device computes this one's rows."""
         tiles = []
         for tile in plan.tiles:
             if self._holders.get(tile.slot) != tile.request.id:
                 self._seat(tile.slot, tile.request)
             tiles.append(self._tile(tile))
         rows = self._rows(plan.rows, plan.size) if plan.rows else None
-        return Flight(plan, tiles, rows)
+        flight = Flight(plan, tiles, rows)
+        self._unread.append(flight)
+        return flight
 
     def collect(self, flight: Flight) -> list[Output]:
-        """Waits for a plan's results and reads them: tiles, then rows."""
+        """Waits for a plan's results and reads them: tiles, then rows. Plans are read in order."""
+        while flight.outputs is None:
+            first = self._unread.popleft()
+            first.outputs = self._read(first)
+        return flight.outputs
+
+    def release(self, id: int) -> None:
+        """A request ended."""
+        self.masks.release(id)
+
+    def _read(self, flight: Flight) -> list[Output]:
         outputs = [
             _tile_output(tile, np.asarray(packed), scores)
             for tile, (packed, scores) in zip(flight.plan.tiles, flight.tiles, strict=True)
@@ -113,11 +154,19 @@ class Runner:
             for item, output in zip(flight.plan.work, outputs, strict=True):
                 if output.token is not None and self._holders[item.slot] == item.request.id:
                     self._tokens[item.slot].append(output.token)
-        return outputs
+        return [self._judged(i, o) for i, o in zip(flight.plan.work, outputs, strict=True)]
+
+    def _judged(self, item: Tile | Row, output: Output) -> Output:
+        """Tells the request's grammar what was sampled."""
+        if item.request.grammar is None or output.token is None:
+            return output
+        error = self.masks.take(item.request, output.token)
+        return output if error is None else dataclasses.replace(output, error=error)
 
     def _seat(self, slot: int, request: Submit) -> None:
         self._holders[slot] = request.id
         self._tokens[slot] = list(request.tokens) if self.waits else []
+        self.masks.begin(request)
         self.state = self.programs.seat(self.state, np.int32(slot), settings(request))
 
     def _tile(self, tile: Tile) -> tuple[jax.Array, jax.Array]:
@@ -139,7 +188,7 @@ class Runner:
             numbers,
             tokens,
             targets,
-            self._open[1],
+            self._on_device(self.masks.first(tile.request) if emit else None, 1),
             self._prelude([(tile.slot, tile.start, tile.length)], 1, tile.size),
         )
         return packed, scores
@@ -149,14 +198,23 @@ class Runner:
         for i, row in enumerate(rows):
             numbers[i, :HEADER] = row.slot, row.position, 1, 1, 0
             numbers[i, HEADER : HEADER + len(row.pages)] = row.pages
-        self.state, packed = self.programs.decode(
-            self.model.params,
-            self.state,
-            numbers,
-            self._open[size],
-            self._prelude([(row.slot, row.position, 1) for row in rows], size, 1),
+        prelude = self._prelude([(row.slot, row.position, 1) for row in rows], size, 1)
+        params = self.model.params
+        state, residual = self.programs.advance(params, self.state, numbers, prelude)
+        mask = None
+        if self.masks.needed(rows):
+            if self._unread:
+                self.collect(self._unread[-1])
+            mask = self.masks.of(rows, size)
+        slots, packed = self.programs.choose(
+            params, state.slots, numbers, residual, self._on_device(mask, size)
         )
+        self.state = State(state.caches, slots)
         return packed
+
+    def _on_device(self, mask: np.ndarray | None, rows: int) -> jax.Array:
+        # Placed as the resident ones are: a program knows its arguments by where they lie, too.
+        return self._open[rows] if mask is None else jax.device_put(mask, self._place)
 
     def _prelude(self, spans: list[tuple[int, int, int]], rows: int, width: int) -> Any:
         """What the host looks up for (slot, start, count) spans, padded to `rows` by `width`."""

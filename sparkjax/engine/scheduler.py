@@ -321,8 +321,9 @@ class Scheduler:
             if not request.max_tokens:
                 return self._finish(seq, Event(request.id, prompt_logprobs=prompt), "length")
         token = output.token
-        if token is None:  # only a slot that met its stop id is closed, and that would be known
-            event = Event(request.id, error="the device returned no token")
+        if token is None or output.error is not None:
+            # Only a slot that met its stop id is closed, and that would be known.
+            event = Event(request.id, error=output.error or "the device returned no token")
             return self._finish(seq, event, "error")
         self._fold(f"T {request.id} {seq.committed} {token}")
         seq.committed += 1

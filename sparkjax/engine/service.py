@@ -7,12 +7,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Literal
+from concurrent.futures import Future
+from typing import Any, Literal
+
+import msgspec
 
 from .. import compiles
 from .engine import Engine
 from .plan import Event
-from .records import Limits, Sampling, Submit
+from .records import Grammar, Limits, Sampling, Submit
 from .scheduler import Gauges
 
 log = logging.getLogger(__name__)
@@ -46,8 +49,12 @@ class EngineService:
     Callbacks run on the engine's thread: they must return at once and not raise.
     """
 
-    def __init__(self, engine: Engine):
-        self._engine = engine
+    def __init__(
+        self,
+        engine: Engine,
+        explain: Callable[[Exception], str] = lambda error: f"{type(error).__name__}: {error}",
+    ):
+        self._engine, self._explain = engine, explain
         self._callbacks: dict[int, Callback] = {}
         self._inbox = _Inbox()
         self._taken = 0  # submissions in the tick that runs
@@ -85,15 +92,16 @@ class EngineService:
         stop_ids: tuple[int, ...],
         prompt_logprobs: int | None,
         on_events: Callback,
+        grammar: Grammar | None = None,
     ) -> int:
-        """Queues a request and returns its id.
+        """Queues a request and returns its id. Its grammar should be prepared (see `prepare`).
 
         Raises:
           ValueError: it can never be served (see `refusal`).
           QueueFull: try again later.
           EngineStopped: draining, stopped or failed.
         """
-        draft = Submit(0, tokens, max_tokens, sampling, stop_ids, prompt_logprobs)
+        draft = Submit(0, tokens, max_tokens, sampling, stop_ids, prompt_logprobs, grammar)
         reason = self.refusal(draft)
         if reason is not None:
             raise ValueError(reason)
@@ -102,13 +110,15 @@ class EngineService:
                 raise EngineStopped(self.failure or f"the engine is {self.state}")
             if self._engine.scheduler.queue_full(len(self._inbox.submits) + self._taken):
                 raise QueueFull(f"{self.limits.queue} requests wait already")
-            request = Submit(
-                self._engine.new_id(), tokens, max_tokens, sampling, stop_ids, prompt_logprobs
-            )
+            request = msgspec.structs.replace(draft, id=self._engine.new_id())
             self._callbacks[request.id] = on_events
             self._inbox.submits.append(request)
             self._wake.notify()
         return request.id
+
+    def prepare(self, grammar: Grammar) -> Future[Any]:
+        """Begins to compile a grammar. See `Engine.prepare`."""
+        return self._engine.prepare(grammar)
 
     def cancel(self, id: int) -> None:
         """The client is gone. Unknown and finished ids are ignored."""
@@ -194,7 +204,7 @@ class EngineService:
                     self._engine.scheduler.check()
         except Exception as error:  # the engine is the process's purpose: say so and stop
             log.exception("the engine's thread died")
-            self.fail(f"{type(error).__name__}: {error}")
+            self.fail(self._explain(error))
 
     def _next_inbox(self) -> _Inbox | None:
         """What came in; waits while there is nothing to do. None: the thread should end."""

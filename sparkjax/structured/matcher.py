@@ -1,0 +1,187 @@
+"""Where one answer stands in its grammar, and which tokens may come next."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+LEAD = 2
+"""Newline tokens that may stand between the closing tag of the reasoning and the answer proper."""
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be used, or that cannot go on; the message says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Alphabet:
+    """The tokens that masks are about.
+
+    Attributes:
+      tokens: the bytes of every id of the model's vocabulary; empty ones are never allowed.
+      ends: ids that end an answer.
+      free: uint32 [words], every id but the ends.
+      newlines: uint32 [words], ids whose bytes are newlines only.
+    """
+
+    tokens: tuple[bytes, ...]
+    ends: tuple[int, ...]
+    free: np.ndarray
+    newlines: np.ndarray
+
+    @classmethod
+    def of(cls, tokens: Sequence[bytes], ends: Sequence[int]) -> Alphabet:
+        free = np.full(words(len(tokens)), 0xFFFFFFFF, np.uint32)
+        newlines = np.zeros_like(free)
+        for end in ends:
+            free[end // 32] &= ~np.uint32(1 << end % 32)
+        for i, raw in enumerate(tokens):
+            if raw and not raw.strip(b"\n"):
+                newlines[i // 32] |= np.uint32(1 << i % 32)
+        return cls(tuple(tokens), tuple(ends), free, newlines)
+
+
+def words(vocab: int) -> int:
+    """uint32 words of a mask over `vocab` ids."""
+    return -(-vocab // 32)
+
+
+@dataclasses.dataclass
+class _Place:
+    """What beside the automaton changes with a token.
+
+    `tail` is the end of the free text in front of the grammar, None once the grammar runs; `lead`
+    counts the newline tokens that may still come in front of it.
+    """
+
+    tail: bytes | None
+    lead: int
+    ended: bool = False
+
+
+class Matcher:
+    """The state of one answer. Not thread-safe.
+
+    Args:
+      automaton: an `llguidance.LLMatcher` at its start, which becomes this object's own.
+      after: text that comes first and is free (the closing tag of reasoning); "" begins at once.
+
+    Attributes:
+      error: why the grammar cannot go on, or None. It stays.
+    """
+
+    def __init__(self, automaton: Any, alphabet: Alphabet, after: str = ""):
+        self._automaton, self._alphabet = automaton, alphabet
+        self._after = after.encode()
+        self._place = _Place(b"" if after else None, LEAD if after else 0)
+        self.error: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        """An end token came."""
+        return self._place.ended
+
+    @property
+    def complete(self) -> bool:
+        """What came so far is a whole answer."""
+        return self._place.tail is None and self._automaton.is_accepting()
+
+    def advance(self, token: int) -> None:
+        """Takes a token that was committed. One that the grammar does not allow sets `error`."""
+        if not self._consume(token) and self.error is None:
+            self.error = f"token {token} does not follow the grammar"
+
+    def masks(self, out: np.ndarray, drafts: Sequence[int] = ()) -> int:
+        """Fills uint32 out[0, words] for the next token, and out[i] for the one that follows
+        drafts[:i], up to the first draft that the grammar refuses. The state stays as it is.
+
+        Returns:
+          How many rows were filled: one, and one a draft that may come. Where the grammar cannot
+          go on it sets `error` and fills out[0] with the ends alone.
+        """
+        place = dataclasses.replace(self._place)
+        fed = 0  # tokens that the automaton took
+        count = 0
+        for draft in [None, *drafts[: len(out) - 1]]:
+            if draft is not None:
+                if self._place.ended or not self._allows(out[count - 1], draft):
+                    break
+                if not self._consume(draft):
+                    break
+                fed += self._fed
+            if not self._fill(out[count]):
+                if count == 0:
+                    self.error = self._reason()
+                    _only(out[0], self._alphabet.ends)
+                    count = 1
+                break
+            count += 1
+        if fed:
+            self._automaton.rollback(fed)
+        self._place = place
+        return count
+
+    # --- One token --------------------------------------------------------------------------------
+
+    _fed = False  # whether the last token that was consumed went into the automaton
+
+    def _consume(self, token: int) -> bool:
+        place, self._fed = self._place, False
+        if place.ended:
+            return True
+        if token in self._alphabet.ends:
+            place.ended = True
+            return place.tail is None and self._automaton.is_accepting()
+        raw = self._alphabet.tokens[token] if token < len(self._alphabet.tokens) else b""
+        if place.tail is not None:
+            return self._free(raw)
+        if place.lead and raw and not raw.strip(b"\n"):
+            place.lead -= 1
+            return True
+        place.lead = 0
+        self._fed = self._automaton.try_consume_tokens([token]) == 1
+        return self._fed
+
+    def _free(self, raw: bytes) -> bool:
+        """More text in front of the grammar, which begins with the token after the tag."""
+        place = self._place
+        assert place.tail is not None
+        text = place.tail + raw
+        at = text.find(self._after)
+        if at < 0:
+            place.tail = text[-len(self._after) :]
+            return True
+        place.tail = None
+        return not text[at + len(self._after) :].strip()
+
+    def _fill(self, row: np.ndarray) -> bool:
+        place, alphabet = self._place, self._alphabet
+        if place.ended:
+            _only(row, alphabet.ends)
+            return True
+        if place.tail is not None:
+            row[:] = alphabet.free
+            return True
+        self._automaton.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        if self._automaton.is_error():
+            return False
+        if place.lead:
+            row |= alphabet.newlines
+        return bool(row.any())
+
+    @staticmethod
+    def _allows(row: np.ndarray, token: int) -> bool:
+        return bool(row[token // 32] >> np.uint32(token % 32) & 1)
+
+    def _reason(self) -> str:
+        said = self._automaton.get_error() if self._automaton.is_error() else ""
+        return f"the grammar cannot go on: {said.strip() or 'no token of the vocabulary fits'}"
+
+
+def _only(row: np.ndarray, tokens: Sequence[int]) -> None:
+    row[:] = 0
+    for token in tokens:
+        row[token // 32] |= np.uint32(1 << token % 32)

@@ -1,0 +1,154 @@
+"""The process that judges grammars: it may be killed at any moment, and nobody else notices.
+
+    python -m sparkjax.structured.worker
+
+It reads frames (a big-endian uint32 of the length, then MessagePack) from its standard input and
+answers each with one: first a `Vocabulary`, then `Wanted`s, answered with `Verdict`s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import random
+import resource
+import signal
+import struct
+import sys
+from typing import IO, Any
+
+import msgspec
+import numpy as np
+
+from . import grammars
+from .matcher import Alphabet, GrammarError, Matcher, words
+from .schema import SchemaError
+from .sources import Source, Wanted, source
+
+MEMORY = 1 << 30
+"""Bytes of address space beyond what the process has at its start."""
+STEPS = 64
+"""Tokens of the random walk that tries a grammar."""
+
+_LENGTH = struct.Struct(">I")
+
+
+class Vocabulary(msgspec.Struct, frozen=True):
+    """What of a model's tokens matters here: how many ids, which of them are no text, and which
+    end an answer. Every byte gets an id of its own; how costly a grammar is does not depend on
+    the longer ones."""
+
+    size: int
+    special: dict[int, bytes]
+    ends: tuple[int, ...]
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """A grammar, or why there is none: `path` is given where a schema is at fault."""
+
+    source: Source | None = None
+    error: str = ""
+    path: str | None = None
+
+
+def frame(payload: bytes) -> bytes:
+    """A payload behind its length."""
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def write(stream: IO[bytes], value: Any) -> None:
+    """One frame."""
+    stream.write(frame(msgspec.msgpack.encode(value)))
+    stream.flush()
+
+
+def read(stream: IO[bytes]) -> bytes:
+    """The payload of one frame. Raises EOFError at the end."""
+    head = stream.read(_LENGTH.size)
+    payload = stream.read(_LENGTH.unpack(head)[0]) if len(head) == _LENGTH.size else b""
+    if not payload:
+        raise EOFError
+    return payload
+
+
+def byte_tokens(vocabulary: Vocabulary) -> list[bytes]:
+    """Tokens of single bytes beside the special ones."""
+    size = max(vocabulary.size, max([*vocabulary.special, *vocabulary.ends], default=0) + 1)
+    taken = {*vocabulary.special, *vocabulary.ends}
+    tokens = [vocabulary.special.get(i, b"") for i in range(size)]
+    free = (i for i in range(size + 256) if i not in taken)
+    for byte in range(256):
+        at = next(free)
+        if at >= len(tokens):
+            tokens += [b""] * (at + 1 - len(tokens))
+        tokens[at] = bytes([byte])
+    return tokens
+
+
+class Trial:
+    """Builds and tries grammars."""
+
+    def __init__(self, vocabulary: Vocabulary):
+        tokens = byte_tokens(vocabulary)
+        self._alphabet = Alphabet.of(tokens, vocabulary.ends)
+        self._tokenizer = grammars.tokenizer(tokens, list(vocabulary.special), vocabulary.ends)
+
+    def judge(self, wanted: Wanted) -> Verdict:
+        """Never raises for a client's mistake."""
+        try:
+            made = source(wanted)
+            self._walk(made.text)
+        except SchemaError as error:
+            return Verdict(error=error.message, path=error.path)
+        except (GrammarError, RecursionError, UnicodeError) as error:
+            return Verdict(error=_short(str(error)))
+        return Verdict(made)
+
+    def _walk(self, text: str) -> None:
+        """Compiles, and goes some way into it: limits are counted anew for every token."""
+        automaton = grammars.compile_grammar(self._tokenizer, text)
+        matcher = Matcher(automaton, self._alphabet)
+        row = np.zeros((1, words(len(self._alphabet.tokens))), np.uint32)
+        rng = random.Random(0)
+        for _ in range(STEPS):
+            matcher.masks(row)
+            if matcher.error is not None:
+                raise GrammarError(matcher.error)
+            allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+            more = [int(t) for t in allowed if t not in self._alphabet.ends]
+            if not more:
+                return
+            matcher.advance(rng.choice(more))
+
+
+def _short(message: str) -> str:
+    """The message without the client's own text and the engine's notes on it."""
+    lines = [line for line in message.splitlines() if line.strip() and "llguidance" not in line]
+    text = " ".join(line.strip() for line in lines if not line.startswith("<"))
+    return text if len(text) <= 300 else text[:300] + "..."
+
+
+def die_with_parent() -> None:
+    """Has the kernel kill this process when the one that started it is gone (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def main() -> None:
+    """Serves until the input ends."""
+    die_with_parent()
+    stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
+    try:
+        trial = Trial(msgspec.msgpack.decode(read(stdin), type=Vocabulary))
+        with open("/proc/self/statm") as statm:  # noqa: PTH123
+            used = int(statm.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+        write(stdout, Verdict())
+        while True:
+            write(stdout, trial.judge(msgspec.msgpack.decode(read(stdin), type=Wanted)))
+    except (EOFError, BrokenPipeError, KeyboardInterrupt):
+        return
+
+
+if __name__ == "__main__":
+    main()
