@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 import sparkjax
 
-from . import admin, chat, completions, prompts, tokens
+from . import admin, chat, completions, prompts, score, tokens
 from .anthropic.routes import Messages
 from .desk import Desk
 from .desk import json_response as _json
@@ -124,6 +124,7 @@ class _Routes:
         return [
             ("POST", "/v1/chat/completions", self.chat),
             ("POST", "/v1/completions", self.completions),
+            ("POST", "/v1/score", self.score),
             ("GET", "/v1/models", self.models),
             ("GET", "/v1/models/{model:path}", self.model),
             ("POST", "/tokenize", self.tokenize),
@@ -164,7 +165,9 @@ class _Routes:
                 prompts.from_raw(served, prompt, self.front.longest) for prompt in asked.prompts
             )
             logprobs = options.sampling.logprobs
-            work = Work(found, options, "prompt", True, logprobs if asked.echo else None)
+            scored = [options.prompt_logprobs, logprobs if asked.echo else None]
+            wanted = max((each for each in scored if each is not None), default=None)
+            work = Work(found, options, "prompt", True, wanted)
             echoes = found if asked.echo else ()
             return work, CompletionWire(served.tokenizer, logprobs is not None, echoes, options.n)
 
@@ -172,6 +175,9 @@ class _Routes:
             return await self.front.off_loop(read)
 
         return self._reply(prepare, "cmpl-", arrived)
+
+    async def score(self, request: Request) -> Response:
+        return await score.score(self.desk, request)
 
     def _reply(self, prepare: Any, prefix: str, arrived: float) -> Reply:
         return Reply(

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 from sparkjax.engine.plan import Event
 from sparkjax.engine.records import Submit
@@ -209,6 +210,30 @@ class Job:
         )
 
     @property
+    def ended(self) -> bool:
+        """Whether no choice goes on."""
+        return not self._open
+
+    @property
+    def timings(self) -> dict[str, Any]:
+        """llama.cpp's `timings` and the time in the queue, in milliseconds. The prompt's rate counts
+        what was computed; the answer's leaves out the first token, which came with the prompt."""
+        usage = self.usage
+        began = [c for c in self._choices if c.first is not None and c.admitted is not None]
+        if not began:
+            return {}
+        admitted = min(c.admitted or 0.0 for c in began)
+        first = min(c.first or 0.0 for c in began)
+        last = max(c.last for c in began)
+        read, written = usage.prompt - usage.cached, usage.completion
+        return {
+            "queue_ms": _ms(admitted - self.arrived),
+            "cache_n": usage.cached,
+            **_rate("prompt", read, read, first - admitted),
+            **_rate("predicted", written, max(written - len(began), 0), last - first),
+        }
+
+    @property
     def first_token_seconds(self) -> float | None:
         """From the request's arrival to the first token of any choice."""
         times = [choice.first for choice in self._choices if choice.first is not None]
@@ -258,3 +283,15 @@ class Job:
         if new:
             metrics.count("generation_tokens", new)
             self._front.step_tokens += new
+
+
+def _ms(seconds: float) -> float:
+    return round(max(seconds, 0.0) * 1000, 3)
+
+
+def _rate(name: str, tokens: int, timed: int, seconds: float) -> dict[str, Any]:
+    rate = {
+        f"{name}_per_token_ms": _ms(seconds / timed) if timed else None,
+        f"{name}_per_second": round(timed / seconds, 3) if seconds > 0 else None,
+    }
+    return {f"{name}_n": tokens, f"{name}_ms": _ms(seconds), **rate}

@@ -73,5 +73,30 @@ class CompletionForm:
         }
 
 
+def prompt_form(
+    tokenizer: Tokenizer, tokens: Sequence[int], entries: Sequence[TokenLogprob], count: int
+) -> list[dict[str, Any] | None]:
+    """vLLM's `prompt_logprobs`: of each prompt token its own entry and the `count` likeliest.
+
+    Nothing predicts the first token. A rank is known of the likeliest only.
+    """
+    found: list[dict[str, Any] | None] = [None]
+    for entry in entries:
+        top = entry.top[:count]
+        chosen = () if entry.token in dict(top) else ((entry.token, entry.logprob),)
+        ranks = {token: rank for rank, (token, _) in enumerate(entry.top, 1)}
+        found.append(
+            {
+                str(token): {
+                    "logprob": _finite(value),
+                    "rank": ranks.get(token),
+                    "decoded_token": tokenizer.token_text(token),
+                }
+                for token, value in (*chosen, *top)
+            }
+        )
+    return found[: len(tokens)]
+
+
 def _finite(value: float) -> float:
     return value if value > LOWEST else LOWEST

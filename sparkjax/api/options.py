@@ -14,6 +14,7 @@ from .served import ServedModel
 MOST_CHOICES = 128
 MOST_BIASES = 1024
 MOST_STOP_IDS = 32
+MOST_PROMPT_LOGPROBS = 20
 LONGEST_STOP = 1024
 """Characters of a stop string."""
 LARGEST = 2**31 - 1
@@ -21,7 +22,7 @@ LARGEST = 2**31 - 1
 COMMON = frozenset(
     ["model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
      "repetition_penalty", "seed", "n", "stop", "stop_token_ids", "ignore_eos", "logit_bias",
-     "logprobs", "max_tokens", "stream", "stream_options", "user", "safety_identifier", "metadata"]
+     "logprobs", "prompt_logprobs", "max_tokens", "stream", "stream_options", "user", "safety_identifier", "metadata"]
 )  # fmt: skip
 
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
@@ -38,6 +39,7 @@ class Options:
       n: choices for each prompt.
       stops: stop strings; `stop_ids` are tokens that end the answer.
       include_usage: a stream ends with a chunk of usage.
+      prompt_logprobs: alternatives that are told of every prompt token, None for nothing.
       continuous_usage: with it, every chunk has the usage so far (vLLM's continuous_usage_stats).
     """
 
@@ -49,6 +51,7 @@ class Options:
     stream: bool
     include_usage: bool
     continuous_usage: bool
+    prompt_logprobs: int | None = None
 
     def sampling_of(self, choice: int) -> Sampling:
         """The sampling of one choice."""
@@ -97,7 +100,15 @@ def read(
         stream=stream,
         include_usage=_stream_option(fields, stream, "include_usage"),
         continuous_usage=_stream_option(fields, stream, "continuous_usage_stats"),
+        prompt_logprobs=_prompt_logprobs(fields, stream),
     )
+
+
+def _prompt_logprobs(fields: Fields, stream: bool) -> int | None:
+    wanted = fields.integer("prompt_logprobs", 0, MOST_PROMPT_LOGPROBS)
+    if wanted is not None and stream:
+        raise invalid("prompt_logprobs", f"is {wanted}, which needs stream to be false")
+    return wanted
 
 
 def _sampling(

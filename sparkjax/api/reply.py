@@ -17,6 +17,7 @@ from .errors import ApiError
 from .front import Front
 from .gate import Record, error_response, record_of
 from .job import Job, Work
+from .logprobs import prompt_form
 from .wire import Whole, Wire
 
 STREAM_HEADERS = {
@@ -106,8 +107,26 @@ class Reply(Response):
         body = self._head(wire.kind) | {
             "choices": [wire.choice(i, whole) for i, whole in enumerate(wholes)],
             "usage": job.usage.json(),
+            "timings": job.timings,
         }
+        if work.options.prompt_logprobs is not None:
+            self._add_prompts(body, work, wholes)
         return Response(msgspec.json.encode(body), media_type="application/json")
+
+    def _add_prompts(self, body: dict[str, Any], work: Work, wholes: list[Whole]) -> None:
+        """vLLM's `prompt_logprobs`: of a chat beside the choices, of completions in each."""
+        count, n = work.options.prompt_logprobs or 0, work.options.n
+        forms = [
+            prompt_form(
+                self._front.served.tokenizer, prompt.tokens, wholes[i * n].prompt_logprobs, count
+            )
+            for i, prompt in enumerate(work.prompts)
+        ]
+        if not work.continues:
+            body["prompt_logprobs"] = forms[0]
+            return
+        for i, choice in enumerate(body["choices"]):
+            choice["prompt_logprobs"] = forms[i // n]
 
     async def _events(
         self, job: Job, work: Work, wire: Wire, record: Record
@@ -122,19 +141,22 @@ class Reply(Response):
 
         try:
             async for batch in job.pieces(self._silence):
-                data = b"".join(
-                    _event(head | {"choices": [choice]} | usage())
+                chunks = [
+                    head | {"choices": [choice]} | usage()
                     for index, piece in batch
                     for choice in wire.chunks(index, piece)
-                )
-                yield data or KEEP_ALIVE
+                ]
+                if chunks and job.ended and not wanted:
+                    chunks[-1]["timings"] = job.timings
+                yield b"".join(map(_event, chunks)) or KEEP_ALIVE
         except ApiError as error:
             # The status was sent long ago: the stream itself has to say it.
             record.refuse(error)
             yield _event(error.body())
         else:
             if wanted:
-                yield _event(head | {"choices": [], "usage": job.usage.json()})
+                last = {"choices": [], "usage": job.usage.json(), "timings": job.timings}
+                yield _event(head | last)
         yield DONE
 
     def _head(self, kind: str) -> dict[str, Any]:

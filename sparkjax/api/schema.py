@@ -122,6 +122,7 @@ def _common(served: ServedModel) -> Schema:
         "stop_token_ids": {"type": "array", "items": token_id(served),
                            "maxItems": options.most_stop_ids(served)},
         "ignore_eos": {"type": "boolean", "default": False},
+        "prompt_logprobs": nullable(integer(0, options.MOST_PROMPT_LOGPROBS, None, "not with stream")),
         "logit_bias": {"type": "object", "maxProperties": options.MOST_BIASES,
                        "propertyNames": {"enum": [str(i) for i in range(min(served.vocab_size, 100))]},
                        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},

@@ -1,4 +1,4 @@
-"""The OpenAPI description of the Responses and Messages APIs."""
+"""The OpenAPI description of the APIs beside chat and completions."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from .openapi_parts import (
     record,
     ref,
 )
+from .score import MOST_PAIRS
 from .served import ServedModel
 
 LARGEST = 2**31 - 1
@@ -58,6 +59,9 @@ def paths() -> Schema:
             "post": operation("Tokens of a conversation", "MessagesRequest", "MessageTokens", messages,
                               error="AnthropicError", failed="AnthropicError")
         },
+        "/v1/score": {
+            "post": operation("How likely one text is after another", "ScoreRequest", "Scores", GENERATION)
+        },
     }  # fmt: skip
 
 
@@ -65,6 +69,7 @@ def schemas(served: ServedModel) -> Schema:
     """The schemas."""
     text, count = {"type": "string"}, {"type": "integer", "minimum": 0}
     any_object: Schema = {"type": "object"}
+    texts: Schema = {"type": "array", "minItems": 1, "maxItems": MOST_PAIRS, "items": text}
     flag = nullable({"type": "boolean"})
     items = {"type": "array", "items": any_object}
     error = record({"type": text, "message": text}, ["type", "message"])
@@ -117,6 +122,20 @@ def schemas(served: ServedModel) -> Schema:
             ["id", "type", "role", "model", "content", "stop_reason", "usage"],
         ),
         "MessageTokens": record({"input_tokens": count}, ["input_tokens"]),
+        "ScoreRequest": record(
+            {"model": model(served), "text_1": {"anyOf": [text, texts]}, "text_2": {"anyOf": [text, texts]}},
+            ["model", "text_1", "text_2"],
+            {"model": served.id, "text_1": "The sky is", "text_2": [" blue", " green"]},
+        ),
+        "Scores": record(
+            {"id": text, "object": {"const": "list"}, "model": text, "data": {
+                "type": "array", "items": record(
+                    {"index": count, "object": {"const": "score"}, "score": {"type": "number"},
+                     "tokens": count, "greedy": {"type": "boolean"},
+                     "token_logprobs": {"type": "array", "items": {"type": "number"}}},
+                    ["index", "object", "score", "tokens"])}},
+            ["object", "data"],
+        ),
         "AnthropicError": {"anyOf": [
             record({"type": {"const": "error"}, "error": error}, ["type", "error"]),
             ref("Error"),

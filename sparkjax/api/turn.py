@@ -15,4 +15,4 @@ async def turn(front: Front, asked: ChatRequest) -> Work:
       ApiError: the template refuses the messages, or they are too long.
     """
     prompt = await front.off_loop(prompts.from_messages, front.served, asked.messages, front.longest)
-    return Work((prompt,), asked.options, "messages", continues=False)
+    return Work((prompt,), asked.options, "messages", False, asked.options.prompt_logprobs)

@@ -63,7 +63,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "mirostat": (0,),
     "truncate_prompt_tokens": (),
     # other ways to return them
-    "prompt_logprobs": (),
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True, False),
@@ -84,7 +83,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 _HINTS = {
-    "prompt_logprobs": "is not supported; /v1/completions with echo and logprobs scores a prompt",
     "max_completion_tokens": "belongs to /v1/chat/completions; use max_tokens",
     "top_logprobs": "belongs to /v1/chat/completions; logprobs takes the number here",
     "messages": "belongs to /v1/chat/completions; use prompt",

@@ -193,7 +193,7 @@ NOT_YET = {
     "reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False},
     "chat_template": "{{ 1 }}", "modalities": ["text", "audio"], "audio": {}, "prediction": {},
     "best_of": 2, "suffix": "x", "use_beam_search": True, "min_tokens": 3, "bad_words": ["x"],
-    "prompt_logprobs": 1, "include_stop_str_in_output": True, "skip_special_tokens": False,
+    "include_stop_str_in_output": True, "skip_special_tokens": False,
     "store": True, "service_tier": "flex", "web_search_options": {}, "cache_salt": "x",
     "continue_final_message": True,
 }  # fmt: skip
