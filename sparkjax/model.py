@@ -93,13 +93,12 @@ class Model:
             tree_loaded,
             checkpoint,
             ranks=context.ranks,
+            rank=context.transport.rank if context.transport is not None else None,
             mesh=mesh,
             expand=load.expand_where_needed(context.platform),
             ignored=(*ignored(family, config), *partial, *tables.tensors(hosted, checkpoint)),
             progress=progress,
         )
-        if context.own and context.transport is not None:
-            params = declarations.share(tree_loaded, params, context.transport.rank, context.ranks)
         model = cls(family, config, params, context, mesh, checkpoint)
         model.tables = tables.open_tables(hosted, checkpoint, lambda: model.tokenizer)
         return model

@@ -29,6 +29,7 @@ class Checkpoint(Protocol):
       names: every tensor, under its Hugging Face name.
       quantized: what makes up each quantized weight, by the name of the plain one.
       unread: tensors of `names` that belong to quantized activations.
+      files: path and map (uint8 [size]) of every file that tensors are views of.
     """
 
     path: Path
@@ -36,9 +37,14 @@ class Checkpoint(Protocol):
     names: frozenset[str]
     quantized: Mapping[str, Stored]
     unread: frozenset[str]
+    files: list[tuple[Path, np.ndarray]]
 
-    def weight(self, name: str) -> Any:
-        """The weight of this name: an array, or a QuantizedTensor over views of the file."""
+    def weight(self, name: str, *, check: bool = True) -> Any:
+        """The weight of this name: an array, or a QuantizedTensor over views of the file.
+
+        Args:
+          check: refuse scales that are not numbers; this reads them.
+        """
 
     def read(self, name: str) -> np.ndarray:
         """The stored array: a view where the file allows it. Quantized GGUF tensors are uint8
@@ -54,7 +60,8 @@ class Directory:
     def __init__(self, path: Path):
         self.path = path
         self.config = read_json(path / "config.json")
-        self._files, self._where = _open_files(path)
+        opened, self._where = _open_files(path)
+        self.files = [(file.path, file.bytes) for file in opened]
         self.names = frozenset(self._where)
         index = path / INDEX
         self.metadata: dict[str, Any] = (
@@ -74,7 +81,7 @@ class Directory:
             return self.config
         return {**self.config, **read_json(beside)}
 
-    def weight(self, name: str) -> Any:
+    def weight(self, name: str, *, check: bool = True) -> Any:
         """See `Checkpoint`.
 
         Raises:
@@ -83,7 +90,7 @@ class Directory:
         if name not in self.quantized:
             return self.read(name)
         try:
-            return self.quantized[name].build(self.read)
+            return self.quantized[name].build(self.read, check=check)
         except CheckpointError as error:
             raise CheckpointError(f"{self.path}: {error}") from None
 
@@ -105,12 +112,13 @@ class GGUF:
     def __init__(self, path: Path):
         self.path = path
         self.file = GGUFFile.open(path)
+        self.files = self.file.files
         self.config, self._sources = gguf_models.describe(self.file)
         self.names = frozenset(self._sources)
         self.quantized: Mapping[str, Stored] = {}
         self.unread: frozenset[str] = frozenset()
 
-    def weight(self, name: str) -> Any:
+    def weight(self, name: str, *, check: bool = True) -> Any:
         """See `Checkpoint`."""
         kind = self.kind(name)
         array = self.read(name)

@@ -138,6 +138,7 @@ class GGUFFile:
       alignment: of the tensor data.
       metadata: key to int, float, bool, str, list of str, numpy array, or list of arrays.
       tensors: name to TensorInfo, in file order.
+      paths: of all files.
     """
 
     path: Path
@@ -145,6 +146,7 @@ class GGUFFile:
     alignment: int
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
+    paths: tuple[Path, ...]
     _maps: tuple[np.ndarray, ...] = field(repr=False)
 
     @classmethod
@@ -163,6 +165,11 @@ class GGUFFile:
             return first
         parts = [first, *(_read_part(p, i) for i, p in _other_parts(first, count))]
         return _join(parts)
+
+    @property
+    def files(self) -> list[tuple[Path, np.ndarray]]:
+        """Every file's path and its map, uint8 [size]."""
+        return list(zip(self.paths, self._maps, strict=True))
 
     def read(self, name: str, rows: slice | np.ndarray | None = None) -> np.ndarray:
         """The stored values of a tensor, all of it or some rows.
@@ -289,7 +296,7 @@ def _read_part(path: Path, part: int) -> GGUFFile:
     alignment = _alignment(cursor, metadata)
     tensors = _tensors(cursor, tensor_count, alignment, part)
     return GGUFFile(
-        path, version, alignment, metadata, tensors, (np.frombuffer(data, np.uint8, size),)
+        path, version, alignment, metadata, tensors, (path,), (np.frombuffer(data, np.uint8, size),)
     )
 
 
@@ -415,4 +422,7 @@ def _join(parts: list[GGUFFile]) -> GGUFFile:
             f"{first.path}: split.tensors.count is {total}, but the parts hold {len(tensors)}"
         )
     maps = tuple(m for part in parts for m in part._maps)
-    return GGUFFile(first.path, first.version, first.alignment, first.metadata, tensors, maps)
+    paths = tuple(part.path for part in parts)
+    return GGUFFile(
+        first.path, first.version, first.alignment, first.metadata, tensors, paths, maps
+    )

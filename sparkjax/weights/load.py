@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import logging
-from collections.abc import Callable, Iterable
+import mmap
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -12,19 +15,34 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from ..mesh import rules, spmd
-from ..mesh.units import take
+from ..mesh import spmd
 from ..models import params as declarations
-from ..models.params import Param, Part, Tree
-from . import formats
+from ..models.params import Tree
+from . import formats, stream
 from .checkpoint import Checkpoint, tensors_of
+from .direct import Reader
 from .errors import CheckpointError
-from .formats.bf16 import bf16_tensor
-from .formats.exl3 import Exl3Tensor
+from .stream import Leaf
 
 log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
-"""Called with (parameters done, parameters in all)."""
+"""Called with (bytes that have arrived, bytes in all), from any thread."""
+DIRECT_FROM = 1 << 30
+"""Bytes of a checkpoint from which on files are read past the page cache; a smaller one may well
+be there already, or be wanted again soon."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How files are read.
+
+    Attributes:
+      parallel: reads at a time.
+      direct: past the page cache; None decides by size.
+    """
+
+    parallel: int = 8
+    direct: bool | None = None
 
 
 def check_names(tree: Tree, checkpoint: Checkpoint, ignored: Iterable[str] = ()) -> None:
@@ -37,7 +55,7 @@ def check_names(tree: Tree, checkpoint: Checkpoint, ignored: Iterable[str] = ())
     missing: list[str] = []
     for _, param in declarations.leaves(tree):
         for _, fill in param.places():
-            found = _spelling(param, fill, checkpoint)
+            found = stream.spelling(param, fill, checkpoint)
             if found is not None:
                 name = found if isinstance(found, str) else found.name.format(**fill)
                 expected.update(tensors_of(checkpoint, name))
@@ -64,123 +82,158 @@ def load_params(
     checkpoint: Checkpoint,
     *,
     ranks: int = 1,
+    rank: int | None = None,
     mesh: Mesh | None = None,
     expand: Callable[[Any], bool] = lambda leaf: False,
     ignored: Iterable[str] = (),
     progress: Progress | None = None,
     twelve_bits: bool = False,
+    reading: Reading = Reading(),
+    before: Callable[[dict[str, int]], None] = lambda weights: None,
 ) -> Any:
-    """The declared parameters, stacked and placed.
+    """The declared parameters, stacked and placed. Each rank's bytes are read straight into its
+    arrays: on a CPU those are the buffers that were read into.
 
     Args:
+      ranks: over how many the declarations are spread.
+      rank: only this rank's share, as arrays of the share's own shape on the default device; None
+        with a mesh is the global arrays, of which this process reads what its devices hold.
+      mesh: whose devices are the ranks; needed for several unless `rank` is given.
       twelve_bits: keep large BF16 matrices in the lossless 12-bit form.
-      expand: given a loaded (quantized or half precision) leaf, whether to store it as float32
+      expand: given a (quantized or half precision) parameter, whether to store it as float32
         instead, because nothing here computes with its format.
+      before: called before anything is allocated, with this process's bytes by weight format.
 
     Raises:
-      CheckpointError: missing or unexpected tensors, or shapes that differ from the declaration.
+      CheckpointError: missing or unexpected tensors, shapes that differ from the declaration, or
+        scales that are not numbers.
     """
+    if ranks > 1 and rank is None and mesh is None:
+        raise ValueError(f"{ranks} ranks need a mesh, or the rank whose share is loaded")
     check_names(tree, checkpoint, ignored)
-    params = declarations.leaves(tree)
+    places = _places(mesh, rank)
+    plans = {
+        r: stream.plan(tree, checkpoint, ranks, r, twelve_bits=twelve_bits) for r in places
+    }
+    _forget(checkpoint)
+    first = next(iter(plans.values()))
+    expanded = {path for path, leaf in first.items() if expand(leaf.tree)}
+    before(summary(plans.values(), expanded))
+    reads = [
+        (r, path)
+        for path, leaf in first.items()
+        for r in (places if leaf.sharded else list(places)[:1])
+    ]
+    total = sum(plans[r][path].nbytes for r, path in reads)
+    held: dict[str, dict[int, Any]] = {path: {} for path in first}
+    # A plan goes as it is read: its views and computed planes are no longer needed then.
+    direct = total >= DIRECT_FROM if reading.direct is None else reading.direct
+    advance = _counted(progress, total)
+    with Reader(
+        checkpoint.files, parallel=reading.parallel, direct=direct, advance=advance
+    ) as reader:
+        for r, path in reads:
+            leaf = plans[r].pop(path)
+            held[path][r] = _placed(leaf, reader, checkpoint, places[r], path in expanded)
     specs = dict(declarations.leaves_of(declarations.specs(tree, ranks)))
-    loaded: dict[str, Any] = {}
-    for done, (path, param) in enumerate(params):
-        leaf = _assemble(param, checkpoint, ranks, twelve_bits)
-        if expand(leaf):
-            log.debug("%s: stored as float32", path)
-            leaf = np.asarray(formats.dequantize(jax.tree.map(jnp.asarray, leaf)))
-        sharding = spmd.shardings(mesh, specs[path])
-        loaded[path] = jax.tree.map(lambda a, s=sharding: jax.device_put(a, s), leaf)
-        if progress:
-            progress(done + 1, len(params))
+    loaded = {path: _global(found, places, mesh, specs[path]) for path, found in held.items()}
     return declarations.unflatten(loaded)
 
 
-def _spelling(param: Param, fill: dict[str, int], checkpoint: Checkpoint) -> str | Part | None:
-    """The first of a parameter's names that the checkpoint has."""
-    for option in (param.name, *param.also):
-        name = option.name if isinstance(option, Part) else option
-        if tensors_of(checkpoint, name.format(**fill)):
-            return option.format(**fill) if isinstance(option, str) else option
-    return None
+def summary(plans: Iterable[Mapping[str, Leaf]], expanded: Iterable[str] = ()) -> dict[str, int]:
+    """Bytes by weight format of some ranks' planned parameters; `expanded` ones as float32."""
+    expanded = set(expanded)
+    found: dict[str, int] = {}
+    for plan in plans:
+        for path, leaf in plan.items():
+            name, nbytes = leaf.format, leaf.nbytes
+            if path in expanded:
+                name, nbytes = "float32", 4 * int(np.prod(formats.logical_shape(leaf.tree)))
+            found[name] = found.get(name, 0) + nbytes
+    return found
 
 
-def _assemble(param: Param, checkpoint: Checkpoint, ranks: int, twelve_bits: bool) -> Any:
-    """The whole parameter on the host: an array, or a QuantizedTensor over some."""
-    members = []
-    last: tuple[str, Any] = ("", None)
-    for _, fill in param.places():
-        found = _spelling(param, fill, checkpoint)
-        if found is None:
-            members.append(np.zeros(tuple(d.stored for d in param.dims), np.float32))
-            continue
-        name = found if isinstance(found, str) else found.name.format(**fill)
-        if name != last[0]:
-            last = (name, checkpoint.weight(name))
-        weight = last[1]
-        if isinstance(found, Part):
-            if param.experts is not None and "{expert}" not in found.name:
-                expert = fill["expert"]
-                weight = weight.at(expert) if formats.is_quantized(weight) else weight[expert]
-            weight = _rows(weight, found.ranges)
-        if param.dtype != "weight":
-            # Asked for as numbers, whatever the file has.
-            weight = _host_numbers(weight).astype(param.dtype)
-        if twelve_bits and weight.ndim == 2 and weight.dtype.name == "bfloat16":
-            weight = bf16_tensor(weight) or weight
-        members.append(_place(param, weight, ranks, f"{checkpoint.path}: tensor {name!r}"))
-    lead = param.shape[: len(param.shape) - len(param.dims)]
-    if any(formats.is_quantized(m) for m in members):
-        return formats.stack(members, lead)
-    if not lead:
-        return np.ascontiguousarray(members[0])
-    stacked = np.empty((len(members), *members[0].shape), members[0].dtype)
-    for i, member in enumerate(members):
-        stacked[i] = member
-    return stacked.reshape(*lead, *members[0].shape)
+def _places(mesh: Mesh | None, rank: int | None) -> dict[int, Any]:
+    """The device of every rank that this process holds."""
+    if mesh is None:
+        return {rank or 0: jax.devices()[0]}
+    here = jax.process_index()
+    return {r: d for r, d in enumerate(mesh.devices.flat) if d.process_index == here}
 
 
-def _host_numbers(weight: Any) -> np.ndarray:
-    if not formats.is_quantized(weight):
-        return weight
-    return np.asarray(formats.dequantize(jax.tree.map(jnp.asarray, weight)))
+def _placed(
+    leaf: Leaf, reader: Reader, checkpoint: Checkpoint, device: Any, expanded: bool
+) -> Any:
+    """One rank's parameter on its device."""
+    if not expanded and device.platform != "cpu":
+        return stream.to_device(leaf, reader, checkpoint, device)
+    filled = stream.to_host(leaf, reader, checkpoint)
+    if expanded:
+        filled = _numbers(filled)
+    # A CPU device takes a host array over as it is.
+    return jax.tree.map(lambda a: jax.device_put(a, device), filled)
 
 
-def _rows(weight: Any, ranges: tuple[tuple[int, int], ...]) -> Any:
-    """Rows of a larger tensor, in order."""
-    if formats.is_quantized(weight):
-        index = np.concatenate([np.arange(a, b) for a, b in ranges])
-        return formats.pick(weight, formats.ROWS, index)
-    return np.concatenate([weight[a:b] for a, b in ranges])
+def _numbers(filled: Any) -> np.ndarray:
+    """float32 of a host array or node, one layer at a time."""
+    if not formats.is_quantized(filled):
+        return filled.astype(np.float32)
+    shape = formats.logical_shape(filled)
+    filled = jax.tree.map(jnp.asarray, filled)
+    if len(shape) < 3:
+        return np.asarray(formats.dequantize(filled))
+    out = np.empty(shape, np.float32)
+    for i in range(shape[0]):
+        out[i] = formats.dequantize(filled, i)
+    return out
 
 
-def _place(param: Param, weight: Any, ranks: int, what: str) -> Any:
-    """One tensor checked against the declaration, its units laid out over the ranks."""
-    quantized = formats.is_quantized(weight)
-    shape = tuple(formats.logical_shape(weight))
-    declared = tuple(d.size for d in param.dims)
-    if isinstance(weight, Exl3Tensor) and len(declared) == 2 and shape != declared:
-        # Padded to whole rotation blocks.
-        try:
-            weight = weight.cropped(*declared)
-        except CheckpointError as error:
-            raise CheckpointError(f"{what}: {error}") from None
-    elif shape != declared:
-        if int(np.prod(shape)) == int(np.prod(declared)) and not quantized:
-            weight = weight.reshape(declared)
-        else:
-            raise CheckpointError(f"{what} is {list(shape)}; the config asks for {list(declared)}")
-    spec = rules.spec([d.axis for d in param.dims], ranks)
-    for axis, dim in enumerate(param.dims):
-        parts = ranks if ranks > 1 and spec[axis] is not None else 1
-        if parts == 1 and (dim.units is None or dim.units.identity):
-            continue
-        index = np.arange(dim.size) if dim.units is None else dim.units.gather()
-        if quantized:
-            weight = formats.pick(weight, axis - len(param.dims), index, parts)
-        elif dim.units is not None and not dim.units.identity:
-            weight = take(weight, axis, index)
-    return weight
+def _global(held: dict[int, Any], places: dict[int, Any], mesh: Mesh | None, spec: Any) -> Any:
+    """The ranks' shares as one parameter."""
+    if mesh is None:
+        return next(iter(held.values()))
+    sharding = spmd.shardings(mesh, spec)
+    one = next(iter(held.values()))
+    # What is not sharded was read once.
+    shares = [
+        held[r] if r in held else jax.tree.map(lambda a, d=d: jax.device_put(a, d), one)
+        for r, d in places.items()
+    ]
+
+    def join(*planes: jax.Array) -> jax.Array:
+        names = (*sharding.spec, *(None,) * (planes[0].ndim - len(sharding.spec)))
+        shape = tuple(
+            n if name is None else n * mesh.size
+            for n, name in zip(planes[0].shape, names, strict=True)
+        )
+        return jax.make_array_from_single_device_arrays(shape, sharding, list(planes))
+
+    return jax.tree.map(join, *shares)
+
+
+def _counted(progress: Progress | None, total: int) -> Callable[[int], None]:
+    """Adds up what has arrived."""
+    if progress is None:
+        return lambda nbytes: None
+    lock = threading.Lock()
+    done = 0
+
+    def advance(nbytes: int) -> None:
+        nonlocal done
+        with lock:
+            done += nbytes
+            now = done
+        progress(min(now, total), total)
+
+    return advance
+
+
+def _forget(checkpoint: Checkpoint) -> None:
+    """Gives back the pages of the maps that planning has touched."""
+    for _, mapped in checkpoint.files:
+        owner = getattr(mapped.base, "obj", mapped.base)
+        if isinstance(owner, mmap.mmap):
+            owner.madvise(mmap.MADV_DONTNEED)
 
 
 def expand_where_needed(platform: str) -> Callable[[Any], bool]:

@@ -51,7 +51,14 @@ class TensorInfo(NamedTuple):
 
 
 class SafetensorsFile:
-    """One mapped file. `tensors` maps names to TensorInfo; `metadata` is the header's own."""
+    """One mapped file.
+
+    Attributes:
+      path: of the file.
+      bytes: the map, uint8 [size].
+      tensors: TensorInfo by name.
+      metadata: the header's own.
+    """
 
     def __init__(self, path: Path):
         self.path = path
@@ -60,13 +67,13 @@ class SafetensorsFile:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path}: cannot be read: {error}") from None
+        self.bytes = np.frombuffer(self._map, np.uint8)
         self.tensors, self.metadata = _header(path, self._map)
 
     def read(self, name: str) -> np.ndarray:
         """The tensor as a read-only view of the file."""
         info = self.tensors[name]
-        flat = np.frombuffer(self._map, np.uint8, info.end - info.begin, info.begin)
-        return flat.view(info.dtype).reshape(info.shape)
+        return self.bytes[info.begin : info.end].view(info.dtype).reshape(info.shape)
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -88,29 +88,44 @@ class Mixed(QuantizedTensor):
         raise ValueError(f"rows of a stack of {self.lead} matrices; allowed: one matrix")
 
 
-def stack(members: Sequence[Any], lead: tuple[int, ...]) -> Any:
+Join = Callable[[Sequence[Any], tuple[int, ...]], Any]
+"""(equal planes of all members, leading axes) -> the stacked plane."""
+
+
+def copied(planes: Sequence[np.ndarray], lead: tuple[int, ...]) -> np.ndarray:
+    """A new array of all planes."""
+    if not lead:
+        return np.ascontiguousarray(planes[0])
+    out = np.empty((len(planes), *planes[0].shape), planes[0].dtype)
+    for i, plane in enumerate(planes):
+        out[i] = plane
+    return out.reshape(*lead, *planes[0].shape)
+
+
+def stack(members: Sequence[Any], lead: tuple[int, ...], join: Join = copied) -> Any:
     """Host arrays and nodes of one logical matrix shape, stacked over leading axes.
 
     Args:
       members: in row-major order over `lead`; () stands for a single one.
+      join: what makes a stacked plane.
 
     Returns:
       An array or a node; a Mixed where the members do not have one format.
     """
     members = _alike(list(members))
     if not lead:
-        return jax.tree.map(np.ascontiguousarray, members[0])
+        return jax.tree.map(lambda plane: join([plane], ()), members[0])
     kinds: dict[Any, list[int]] = {}
     for i, member in enumerate(members):
         kinds.setdefault(_signature(member), []).append(i)
     if len(kinds) == 1:
-        return _stacked(members, lead)
+        return _stacked(members, lead, join)
     kind_of, slot_of, stacks = [0] * len(members), [0] * len(members), []
     for kind, places in enumerate(kinds.values()):
         for slot, i in enumerate(places):
             kind_of[i], slot_of[i] = kind, slot
         ones = (1,) * (len(lead) - 1)
-        stacks.append(_stacked([members[i] for i in places], (len(places), *ones)))
+        stacks.append(_stacked([members[i] for i in places], (len(places), *ones), join))
     return Mixed(tuple(stacks), tuple(kind_of), tuple(slot_of), tuple(lead))
 
 
@@ -131,11 +146,5 @@ def _alike(members: list[Any]) -> list[Any]:
     return members
 
 
-def _stacked(members: Sequence[Any], lead: tuple[int, ...]) -> Any:
-    def one(*planes: np.ndarray) -> np.ndarray:
-        out = np.empty((len(planes), *planes[0].shape), planes[0].dtype)
-        for i, plane in enumerate(planes):
-            out[i] = plane
-        return out.reshape(*lead, *planes[0].shape)
-
-    return jax.tree.map(one, *members)
+def _stacked(members: Sequence[Any], lead: tuple[int, ...], join: Join) -> Any:
+    return jax.tree.map(lambda *planes: join(planes, lead), *members)

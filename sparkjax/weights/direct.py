@@ -1,0 +1,285 @@
+"""Bytes of large files, several reads at once, past the page cache where that is allowed.
+
+A checkpoint is mapped, so a numpy view of the map says which bytes of which file are wanted, in
+what order and with what strides. `Reader.fill` copies such views into arrays: not through page
+faults, but with large aligned reads (O_DIRECT) into a few buffers, so that neither the page cache
+nor the process holds the file beside the weights. A file system that refuses direct reads is read
+through the page cache, whose pages are given back after each piece.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import errno
+import math
+import mmap
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .errors import CheckpointError
+
+PAGE = 4096
+"""Alignment of direct reads and writes, in bytes: what file systems and disks accept."""
+CHUNK = 8 << 20
+"""Most bytes of one read."""
+LONG = 256 << 10
+"""Runs of at least so many bytes are read by themselves; shorter ones together with the gaps
+between them, since a seek costs more than that."""
+DIRECT = getattr(os, "O_DIRECT", 0)
+HUGE = getattr(mmap, "MADV_HUGEPAGE", None)
+
+Job = tuple[np.ndarray, np.ndarray]
+"""(target, view of a mapped file), of equal shape."""
+
+
+def down(n: int) -> int:
+    """n rounded down to a multiple of PAGE."""
+    return n - n % PAGE
+
+
+def up(n: int) -> int:
+    """n rounded up to a multiple of PAGE."""
+    return n + -n % PAGE
+
+
+def pages(nbytes: int) -> np.ndarray:
+    """uint8 [at least nbytes, a multiple of PAGE] that begins on a page; untouched memory costs
+    nothing, touched memory is taken in large pages where the system has them."""
+    buffer = mmap.mmap(-1, max(up(nbytes), PAGE))
+    if HUGE is not None and nbytes >= CHUNK:
+        with contextlib.suppress(OSError):  # a kernel without large pages
+            buffer.madvise(HUGE)
+    return np.frombuffer(buffer, np.uint8)
+
+
+def empty(shape: Sequence[int], dtype: Any) -> np.ndarray:
+    """An uninitialised array that begins on a page: JAX on a CPU takes it over without a copy."""
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    return pages(nbytes)[:nbytes].view(dtype).reshape(shape)
+
+
+class Source:
+    """One mapped file.
+
+    Attributes:
+      path: of the file.
+      base: address of the map.
+      size: bytes of the file.
+    """
+
+    def __init__(self, path: Path, mapped: np.ndarray):
+        self.path, self.mapped = path, mapped
+        self.base, self.size = mapped.ctypes.data, mapped.size
+
+    def open(self, direct: bool) -> tuple[int, bool]:
+        """A descriptor, and whether its reads are direct."""
+        if direct and DIRECT:
+            try:
+                return os.open(self.path, os.O_RDONLY | DIRECT), True
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                    raise
+        return os.open(self.path, os.O_RDONLY), False
+
+
+def extent(view: np.ndarray) -> int:
+    """Bytes from a view's first to its last one (strides must not be negative)."""
+    if view.size == 0:
+        return 0
+    steps = zip(view.strides, view.shape, strict=True)
+    return sum(s * (n - 1) for s, n in steps) + view.itemsize
+
+
+def run(view: np.ndarray) -> int:
+    """Bytes of a view's contiguous runs in the file."""
+    length = view.itemsize
+    for stride, size in sorted(zip(view.strides, view.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != length:
+            break
+        length *= size
+    return length
+
+
+def touched(view: np.ndarray) -> int:
+    """Bytes of the pages that a view's runs lie in, each run for itself unless its neighbour
+    shares a page: what an exact reader would have to ask the disk for."""
+    if view.size == 0:
+        return 0
+    each, count = run(view), view.nbytes // run(view)
+    gap = (extent(view) - view.nbytes) / max(count - 1, 1)
+    if count == 1 or gap < PAGE:
+        return up(extent(view))
+    return count * up(each)
+
+
+def pieces(target: np.ndarray, view: np.ndarray) -> Iterator[Job]:
+    """A job cut along the file into jobs of at most CHUNK bytes from first to last, each dense
+    enough to be read at once."""
+    span = extent(view)
+    sparse = view.nbytes * 2 < span and run(view) >= LONG
+    if span <= CHUNK and not sparse:
+        yield target, view
+        return
+    axis = max(
+        (a for a in range(view.ndim) if view.shape[a] > 1), key=lambda a: view.strides[a]
+    )
+    stride, size = view.strides[axis], view.shape[axis]
+    rest = span - stride * (size - 1)
+    step = 1 if sparse else max(1, (CHUNK - rest) // stride + 1)
+    for start in range(0, size, step):
+        at = (slice(None),) * axis + (slice(start, start + step),)
+        yield from pieces(target[at], view[at])
+
+
+class Reader:
+    """Reads views of mapped files.
+
+    Attributes:
+      read: bytes asked of the files so far, what lies between wanted runs among them.
+    """
+
+    def __init__(
+        self,
+        files: Iterable[tuple[Path, np.ndarray]],
+        *,
+        parallel: int = 8,
+        direct: bool = True,
+        advance: Callable[[int], None] = lambda nbytes: None,
+    ):
+        """
+        Args:
+          files: each file's path and its map, uint8 [size].
+          parallel: reads at a time.
+          direct: past the page cache, where the file system allows that.
+          advance: told of bytes that have arrived in their target, from any thread.
+        """
+        self._sources = sorted((Source(p, m) for p, m in files), key=lambda s: s.base)
+        self._bases = [s.base for s in self._sources]
+        self._direct, self._advance = direct, advance
+        self._open: dict[int, tuple[int, bool]] = {}
+        self._lock = threading.Lock()
+        self._local = threading.local()
+        self._parallel = max(1, parallel)
+        self._pool = ThreadPoolExecutor(self._parallel, "read")
+        self.read = 0
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        for fd, _direct in self._open.values():
+            os.close(fd)
+        self._open = {}
+
+    def source(self, array: np.ndarray) -> Source | None:
+        """The file that an array is a view of."""
+        at = bisect.bisect_right(self._bases, array.ctypes.data) - 1
+        if at < 0 or array.size == 0 or any(s < 0 for s in array.strides):
+            return None
+        source = self._sources[at]
+        inside = array.ctypes.data - source.base + extent(array) <= source.size
+        return source if inside else None
+
+    def fill(self, jobs: Iterable[Job]) -> None:
+        """Copies every view into its target (converting where dtypes differ); returns when all
+        have arrived. Arrays that are no views of the files are copied as they are.
+
+        Raises:
+          CheckpointError: a file cannot be read, or has become shorter.
+        """
+        running: set[Future] = set()
+        try:
+            for target, view in jobs:
+                source = self.source(view)
+                if source is None:
+                    target[...] = view
+                    self._advance(target.nbytes)
+                    continue
+                for piece in pieces(target, view):
+                    if len(running) > 4 * self._parallel:
+                        done, running = wait(running, return_when=FIRST_COMPLETED)
+                        for future in done:
+                            future.result()
+                    running.add(self._pool.submit(self._piece, source, *piece))
+            for future in running:
+                future.result()
+        finally:
+            # A failure must not leave threads that write into arrays nobody owns.
+            for future in running:
+                future.cancel()
+            wait(running)
+
+    def _piece(self, source: Source, target: np.ndarray, view: np.ndarray) -> None:
+        begin = view.ctypes.data - source.base
+        first, last = down(begin), begin + extent(view)
+        straight = _straight(target, view, begin)
+        buffer = self._buffer(last - first) if straight is None else straight
+        fd, direct = self._descriptor(source)
+        try:
+            read_at(fd, buffer, first, last)
+        except EOFError as error:
+            raise CheckpointError(f"{source.path}: {error}") from None
+        except OSError as error:
+            raise CheckpointError(f"{source.path}: cannot be read: {error.strerror}") from None
+        if not direct:
+            os.posix_fadvise(fd, first, last - first, os.POSIX_FADV_DONTNEED)
+        if straight is None:
+            here = np.ndarray(view.shape, view.dtype, buffer.data, begin - first, view.strides)
+            target[...] = here
+        with self._lock:
+            self.read += up(last) - first
+        self._advance(target.nbytes)
+
+    def _buffer(self, nbytes: int) -> np.ndarray:
+        """This thread's buffer."""
+        held = getattr(self._local, "buffer", None)
+        if held is None or held.size < up(nbytes):
+            held = self._local.buffer = pages(max(up(nbytes), CHUNK + 2 * PAGE))
+        return held
+
+    def _descriptor(self, source: Source) -> tuple[int, bool]:
+        with self._lock:
+            if source.base not in self._open:
+                try:
+                    self._open[source.base] = source.open(self._direct)
+                except OSError as error:
+                    raise CheckpointError(
+                        f"{source.path}: cannot be read: {error.strerror}"
+                    ) from None
+            return self._open[source.base]
+
+
+def _straight(target: np.ndarray, view: np.ndarray, begin: int) -> np.ndarray | None:
+    """The target as bytes where a direct read may go straight into it, else None."""
+    plain = target.flags.c_contiguous and view.flags.c_contiguous and target.dtype == view.dtype
+    if not plain or any(n % PAGE for n in (begin, target.nbytes, target.ctypes.data)):
+        return None
+    return target.reshape(-1).view(np.uint8)
+
+
+def read_at(fd: int, buffer: np.ndarray, first: int, last: int) -> None:
+    """Bytes first .. last - 1 of a file into the beginning of a buffer.
+
+    Args:
+      buffer: uint8, begins on a page; holds last - first bytes rounded up to whole pages.
+      first: a multiple of PAGE.
+
+    Raises:
+      EOFError: the file ends before `last`.
+    """
+    done, wanted = 0, last - first
+    while done < wanted:
+        got = os.preadv(fd, [buffer.data[done : up(wanted)]], first + done)
+        if got == 0 or (done + got < wanted and got % PAGE):
+            raise EOFError(f"ends at byte {first + done + got}; {last} are needed")
+        done += got
