@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 from ..kernels.linear import native
 from ..models import cache as caches
 from ..weights import formats
+from . import memory
 from .records import Limits
 
 log = logging.getLogger(__name__)
@@ -59,19 +59,12 @@ def default_rows(model: Any, slots: int) -> tuple[int, ...]:
 
 
 def cache_bytes(model: Any, limits: Limits) -> int:
-    """Bytes of all caches of one rank's model."""
-    declared = model.family.declare_caches(model.config, model.context.ranks)
+    """Bytes of all caches of one rank."""
+    ranks = model.context.ranks
+    declared = model.family.declare_caches(model.config, ranks)
     sizes = caches.Sizes(limits.pages, limits.page_size, limits.slots)
-    return caches.nbytes(declared, sizes, model.context.dtype)
-
-
-def available_memory() -> int:
-    """MemAvailable in bytes (what may be taken without swapping)."""
-    with Path("/proc/meminfo").open() as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    raise OSError("/proc/meminfo has no MemAvailable")
+    items = memory.cache_items(declared, sizes, ranks, model.context.dtype)
+    return sum(item.nbytes for item in items)
 
 
 def make_limits(
@@ -88,13 +81,13 @@ def make_limits(
     idle_tiles: int = 4,
     admission: str = "reserve",
     window: int = 256,
-    memory: int | None = None,
+    room: int | None = None,
 ) -> Limits:
     """The limits that settings (see `sparkjax.settings.Engine`) and a loaded model give.
 
     Args:
       page_size: tokens a page (default: 64, or what the model's pooled caches need).
-      memory: bytes that caches may take (default: MemAvailable).
+      room: bytes that caches may take (default: `memory.available`).
 
     Raises:
       LimitsError: a context beyond the model's, or tiles that do not go with the page size.
@@ -134,17 +127,17 @@ def make_limits(
             window=window,
         )
 
-    memory = available_memory() if memory is None else memory
+    room = memory.available(jax.devices()[0]) if room is None else room
     fixed = cache_bytes(model, limits(0))
     a_page = cache_bytes(model, limits(page_size)) - fixed
-    fits = int(max(memory - fixed, 0) // a_page) * page_size if a_page else slots * context
+    fits = int(max(room - fixed, 0) // a_page) * page_size if a_page else slots * context
     if kv_tokens is None:
         kv_tokens = min(slots * context, int(fits * POOL_SHARE) // page_size * page_size)
         kv_tokens = max(kv_tokens, min(context, fits))
-    if kv_tokens > fits or fixed > memory:
+    if kv_tokens > fits or fixed > room:
         raise DoesNotFit(
             f"engine.kv_tokens {kv_tokens} needs {(fixed + a_page * kv_tokens / page_size) / 2**30:.2f} GiB "
-            f"of caches ({fixed / 2**30:.2f} GiB of it for {slots} slots); {memory / 2**30:.2f} GiB are "
+            f"of caches ({fixed / 2**30:.2f} GiB of it for {slots} slots); {room / 2**30:.2f} GiB are "
             f"free: the largest engine.kv_tokens that fits is {fits}"
         )
     return limits(kv_tokens)

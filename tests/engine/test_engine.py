@@ -185,4 +185,4 @@ def test_prompt_logprobs_do_not_depend_on_tiles_and_equal_the_librarys(engine: E
 
 def test_more_caches_than_memory_are_refused_with_what_would_fit(model: Model):
     with pytest.raises(DoesNotFit, match=r"largest engine\.kv_tokens that fits is \d+"):
-        make_limits(model, slots=2, kv_tokens=1 << 20, memory=1 << 22)
+        make_limits(model, slots=2, kv_tokens=1 << 20, room=1 << 22)
