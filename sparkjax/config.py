@@ -23,6 +23,7 @@ import msgspec
 import yaml
 from msgspec import inspect
 
+from .mesh.world import roster
 from .settings import HUB, LOCAL, PACKAGE, PATHS, SECTIONS, Config, Engine, Http, Log, Mesh, Model
 
 __all__ = [
@@ -153,12 +154,23 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
             "engine.kv_tokens",
             f"is {engine.kv_tokens}; at least one page (engine.page_size = {page})",
         )
-    if mesh.tensor_parallel > 1:
-        yield "mesh.tensor_parallel", f"is {mesh.tensor_parallel}; only 1 is implemented so far"
-    if len(mesh.peers) > 1:
-        yield "mesh.peers", f"names {len(mesh.peers)} hosts; only one process is implemented so far"
-    if mesh.rank not in (None, 0):
-        yield "mesh.rank", f"is {mesh.rank}; only rank 0 is implemented so far"
+    ranks = len(mesh.peers)
+    if ranks > 1 and mesh.tensor_parallel != ranks:
+        yield (
+            "mesh.tensor_parallel",
+            f"is {mesh.tensor_parallel}; mesh.peers names {ranks} ranks, and all share every layer",
+        )
+    if mesh.rank is not None and mesh.rank >= max(ranks, 1):
+        yield "mesh.rank", f"is {mesh.rank}; mesh.peers has {ranks or 'no'} ranks"
+    if ranks < 2 and mesh.transport != "xla":
+        yield "mesh.transport", f"is {mesh.transport}; it needs several mesh.peers"
+    for peer in mesh.peers:
+        try:
+            roster.parse(peer)
+        except roster.RosterError as error:
+            yield "mesh.peers", str(error)
+    if len(set(mesh.peers)) < ranks:
+        yield "mesh.peers", f"is {list(mesh.peers)}; each rank needs an address of its own"
 
 
 def _from_file(path: Path, problems: list[str]) -> dict[str, _Value]:
@@ -388,14 +400,19 @@ def explain(config: Config) -> list[Row]:
     return rows
 
 
-def digest(config: Config) -> str:
-    """SHA-256 over everything here that changes arithmetic or decisions, the same on all hosts."""
+def shared(config: Config) -> dict[str, Any]:
+    """Every key that changes arithmetic or decisions, with its value: the same on all hosts."""
     values = {
         key: _get(config, key)
         for key in FIELDS
         if key not in LOCAL and not key.startswith(("http.", "log."))
     }
-    encoded = msgspec.json.encode([values, config.kernels], order="deterministic")
+    return values | {f"kernels.{name}": value for name, value in config.kernels.items()}
+
+
+def digest(config: Config) -> str:
+    """SHA-256 over `shared`."""
+    encoded = msgspec.json.encode(shared(config), order="deterministic")
     return hashlib.sha256(encoded).hexdigest()
 
 

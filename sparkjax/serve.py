@@ -30,11 +30,15 @@ def run(config: Config) -> int:
     """Serves until a signal ends it. Returns the exit code."""
     started = time.monotonic()
     set_up_logging(config)
+    if len(config.mesh.peers) > 1:
+        from .ranks import run as run_rank
+
+        return run_rank(config)
     try:
         with take_port(config.http.host, config.http.port) as sock:
-            served, service = start(config)
-            seconds = time.monotonic() - started
-            log.info("%s is ready after %.1f s", served.id, seconds)
+            model, engine = start(config)
+            served, service = serve_engine(config, model, engine)
+            log.info("%s is ready after %.1f s", served.id, time.monotonic() - started)
             from .api.server import serve_forever
 
             return serve_forever(served, service, config, sock)
@@ -43,13 +47,40 @@ def run(config: Config) -> int:
         return STARTUP_ERROR
 
 
-def start(config: Config) -> tuple[Any, Any]:
-    """The loaded model as the API sees it, and its running engine service."""
-    from . import compiles
+def serve_engine(config: Config, model: Any, engine: Any, **options: Any) -> tuple[Any, Any]:
+    """The model as the API sees it, and the running service of a warm engine.
+
+    Args:
+      **options: of `EngineService`.
+
+    Raises:
+      StartupError: the checkpoint has no tokenizer, or its chat template is none.
+    """
     from .api.served import served_model
+    from .engine.service import EngineService
+    from .weights.errors import CheckpointError
+
+    try:
+        served = served_model(model, engine.limits, config)
+    except (CheckpointError, OSError) as error:
+        raise StartupError(str(error)) from error
+    service = EngineService(engine, **options)
+    service.start()
+    return served, service
+
+
+def start(config: Config, session: Any = None) -> tuple[Any, Any]:
+    """The loaded model and its warm engine.
+
+    Args:
+      session: a `ranks.Session` where this process is one rank of several.
+
+    Raises:
+      StartupError: the model cannot be loaded, or does not fit.
+    """
+    from . import compiles
     from .engine.engine import Engine
     from .engine.limits import make_limits
-    from .engine.service import EngineService
     from .model import Model, here
     from .models.config import UnsupportedConfig
     from .weights.errors import CheckpointError
@@ -62,6 +93,8 @@ def start(config: Config) -> tuple[Any, Any]:
         path = locate(config.model.path, config.weights.folder)
         dtype = None if config.model.dtype == "auto" else config.model.dtype
         context = here(dtype, config.mesh.tensor_parallel, tuple(config.kernels.items()))
+        if session is not None:
+            context = session.context(context)
         with progress(f"loading {path.name}") as advance:
             model = Model.load(path, context=context, progress=advance)
         limits = make_limits(
@@ -78,10 +111,12 @@ def start(config: Config) -> tuple[Any, Any]:
             admission=settings.admission,
             window=settings.window,
         )
-        served = served_model(model, limits, config)
+        if session is not None:
+            limits = session.settle(limits)
     except (CheckpointError, UnsupportedConfig, ValueError, OSError) as error:
         raise StartupError(str(error)) from error
-    engine = Engine(model, limits, record=crash_log(config, limits))
+    record, applied = crash_log(config, limits, session)
+    engine = Engine(model, limits, record, applied)
     with progress("compiling") as advance:
         engine.runner.warm(lambda name, done, total: advance(done, total, name))
     log.info(
@@ -91,26 +126,34 @@ def start(config: Config) -> tuple[Any, Any]:
         limits.slots,
         limits.context,
     )
-    service = EngineService(engine)
-    service.start()
-    return served, service
+    return model, engine
 
 
-def crash_log(config: Config, limits: Any) -> Callable[[Any], None]:
-    """Where each tick's record is written before it is applied: `engine.journal`, or nowhere."""
+def crash_log(
+    config: Config, limits: Any, session: Any = None
+) -> tuple[Callable[[Any], None], Callable[[Any], None] | None]:
+    """Where each tick's record goes before it is applied (rank 0: to all ranks, too), and where what
+    it made this rank do: into the file `engine.journal`, of several ranks each its own."""
+    publish = session.record if session is not None and session.rank == 0 else lambda tick: None
     if config.engine.journal is None:
-        return lambda tick: None
+        return publish, None
     from . import __version__
     from .config import digest
     from .engine.journal import JournalWriter
     from .engine.records import Settings
 
     try:
-        writer = JournalWriter(config.engine.journal)
+        path = config.engine.journal + ("" if session is None else f".rank{session.rank}")
+        writer = JournalWriter(path)
         writer.write(Settings(__version__, limits, {"config": digest(config)}))
     except OSError as error:
         raise StartupError(f"engine.journal {config.engine.journal}: {error.strerror}") from error
-    return writer.write
+
+    def record(tick: Any) -> None:
+        writer.write(tick)
+        publish(tick)
+
+    return record, writer.write
 
 
 def take_port(host: str, port: int) -> socket.socket:

@@ -158,15 +158,40 @@ class Mesh(msgspec.Struct, frozen=True, kw_only=True):
     """How one model is spread over several processes."""
 
     peers: Annotated[
-        tuple[str, ...], Meta(description="host:port of every rank, rank 0 first; [] is one process")
+        tuple[str, ...],
+        Meta(description="host:port of every rank, rank 0 first (port 29970 unless given; rank 0 "
+             "listens there); [] is one process"),
     ] = ()
     rank: Annotated[
-        Annotated[int, Meta(ge=0, le=63)] | None, Meta(description="which of the peers this host is")
+        Annotated[int, Meta(ge=0, le=63)] | None,
+        Meta(description="which of the peers this host is; null is the one whose address is here"),
     ] = None
     tensor_parallel: Annotated[
         int, Meta(ge=1, le=64, description="ranks that share every layer")
     ] = 1
-    transport: Annotated[Literal["xla"], Meta(description="what carries the collectives")] = "xla"
+    transport: Annotated[
+        Literal["xla", "shm"],
+        Meta(description="what carries the collectives: xla is NCCL or Gloo, shm is shared memory "
+             "between processes of one host"),
+    ] = "xla"
+    secret: Annotated[
+        str | None,
+        Meta(description="file with a secret that all ranks share, the same on every host; null is "
+             "enough where all peers are this machine's loopback addresses"),
+    ] = None
+    join_seconds: Annotated[
+        float, Meta(gt=0, le=86400, description="time for all ranks to come")
+    ] = 120.0
+    silence_seconds: Annotated[
+        float, Meta(ge=2, le=3600, description="silence after which a rank counts as gone")
+    ] = 8.0
+    agent_port: Annotated[
+        int,
+        Meta(ge=1, le=65535, description="where each host's agent listens, at its address in peers"),
+    ] = 29980
+    restart: Annotated[
+        bool, Meta(description="whether agents start ranks again that ended in a failure")
+    ] = True
 
 
 class Weights(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,10 +246,11 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
 }  # fmt: skip
 PATHS = frozenset(
     ["model.path", "model.chat_template", "engine.journal", "engine.compilation_cache",
-     "http.api_keys", "weights.folder"]
+     "http.api_keys", "mesh.secret", "weights.folder"]
 )  # fmt: skip
 # What may differ between the hosts of one model without changing a token or a decision. The
 # model itself is not among the decisions of this file: its weights have a digest of their own.
 LOCAL = PATHS | {
-    "model.name", "model.aliases", "engine.watchdog_seconds", "mesh.rank", "weights.check"
+    "model.name", "model.aliases", "engine.watchdog_seconds", "mesh.rank", "mesh.secret",
+    "weights.check",
 }  # fmt: skip

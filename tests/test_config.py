@@ -171,10 +171,9 @@ def test_empty_files_and_sections_are_defaults(write, text):
         ("engine.rows=2,2,8", "allowed: rising sizes"),
         ("engine.rows=2,4", "the last must hold all engine.slots (8)"),
         ("engine.kv_tokens=0", "allowed: an integer"),
-        ("mesh.tensor_parallel=2", "only 1 is implemented so far"),
-        ("mesh.peers=a:1,b:1", "only one process is implemented so far"),
-        ("mesh.rank=1", "only rank 0 is implemented so far"),
-        ("mesh.transport=fabric", "allowed: one of xla"),
+        ("mesh.rank=1", "is 1; mesh.peers has no ranks"),
+        ("mesh.transport=shm", "it needs several mesh.peers"),
+        ("mesh.transport=pigeons", "allowed: one of shm, xla"),
         ("engine.rows=[]", "allowed: a list of 1 to 8, each"),
     ],
 )

@@ -68,10 +68,13 @@ def serve(
     model: ModelPath = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on (http.host).")] = None,
     port: Annotated[int | None, typer.Option(help="TCP port (http.port).")] = None,
+    rank: Annotated[
+        int | None, typer.Option(help="Which of mesh.peers this process is (mesh.rank).")
+    ] = None,
 ) -> None:
     """Serve a model over the OpenAI API."""
     with show.plain_errors():
-        loaded = _load(config, overrides, model, {"http.host": host, "http.port": port})
+        loaded = _load(config, overrides, model, {"http.host": host, "http.port": port, "mesh.rank": rank})
         if loaded.model.path is None:
             show.fail("no model: give --model or set model.path (see `sparkjax config`)")
         from sparkjax.serve import run

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from .plan import Event, Plan
-from .records import Grammar, Limits, Submit, Tick
+from .records import Applied, Limits, Submit, Tick
 from .runner import Flight, Runner
 from .scheduler import Scheduler
 
@@ -20,15 +20,22 @@ class Engine:
       model: a `sparkjax.model.Model`.
       limits: how much it may hold and do at a time.
       record: called with every tick before it is applied (the journal).
+      applied: called with what each tick made this engine do (the crash log).
     """
 
     def __init__(
-        self, model: Any, limits: Limits, record: Callable[[Tick], None] = lambda tick: None
+        self,
+        model: Any,
+        limits: Limits,
+        record: Callable[[Tick], None] = lambda tick: None,
+        applied: Callable[[Applied], None] | None = None,
     ):
         self.model, self.limits = model, limits
         self.scheduler = Scheduler(limits)
         self.runner = Runner(model, limits)
-        self._record = record
+        self._record, self._applied = record, applied
+        if applied is not None:
+            self.scheduler.operations = []
         self._flights: deque[Flight] = deque()
         self.plan = Plan(-1)
         """The last tick's plan."""
@@ -40,7 +47,19 @@ class Engine:
         (unless the next plan cannot be prepared without them)."""
         plan = self.plan = self.scheduler.schedule(tick)
         self._flights.append(self.runner.run(plan))
-        return self._commit(keep=0 if plan.empty or self.runner.waits else 1)
+        events = self._commit(keep=0 if plan.empty or self.runner.waits else 1)
+        if self._applied is not None and self.scheduler.operations is not None:
+            done, self.scheduler.operations = self.scheduler.operations, []
+            self._applied(Applied(tick.number, self.scheduler.digest, tuple(done)))
+        return events
+
+    def follow(self, tick: Tick) -> list[Event]:
+        """Another rank: applies a record that rank 0 wrote.
+
+        Raises DigestMismatch, with nothing applied, if this rank has done something else.
+        """
+        self._record(tick)
+        return self.step(tick)
 
     def _commit(self, keep: int) -> list[Event]:
         events: list[Event] = []

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from .records import Settings, Tick
+from .records import Entry
 
 MAX_FRAME = 64 << 20
 """The largest payload in bytes, written or read."""
@@ -29,14 +29,14 @@ HEADER = _HEAD.size + _CHECK.size
 _CHUNK = 1 << 20
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Settings | Tick)
+_decoder = msgspec.msgpack.Decoder(Entry)
 
 
 class JournalError(ValueError):
     """These bytes are no journal, or this record cannot be one."""
 
 
-def encode(record: Settings | Tick) -> bytes:
+def encode(record: Entry) -> bytes:
     """One frame. Raises JournalError for what a frame cannot hold."""
     try:
         payload = _encoder.encode(record)
@@ -68,7 +68,7 @@ class Decoder:
         """Bytes of a frame that is not whole yet."""
         return len(self._buffer)
 
-    def feed(self, data: bytes | bytearray | memoryview) -> list[Settings | Tick]:
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Entry]:
         """The records that these bytes complete.
 
         Raises JournalError at the first damaged frame, and from then on: there is no way to find
@@ -108,7 +108,7 @@ class Decoder:
             raise JournalError(f"byte {at}: a frame of {length} bytes; the most is {MAX_FRAME}")
         return length
 
-    def _record(self, start: int, end: int) -> Settings | Tick:
+    def _record(self, start: int, end: int) -> Entry:
         at = self._offset + start
         payload = bytes(self._buffer[start + HEADER : end])
         if zlib.crc32(payload) != _HEAD.unpack_from(self._buffer, start)[1]:
@@ -140,7 +140,7 @@ class JournalWriter:
             self._file.close()
             raise
 
-    def write(self, record: Settings | Tick) -> None:
+    def write(self, record: Entry) -> None:
         frame = memoryview(encode(record))
         while frame:  # a raw write may take only a part
             frame = frame[self._file.write(frame) :]
@@ -164,14 +164,14 @@ class JournalWriter:
 class Journal:
     """A file's records in order, and how many bytes of a torn last frame were ignored."""
 
-    records: tuple[Settings | Tick, ...]
+    records: tuple[Entry, ...]
     torn: int
 
 
 def read_journal(path: str | os.PathLike[str]) -> Journal:
     """Reads a crash log. Raises JournalError, naming the byte, if it is damaged before its end."""
     decoder = Decoder()
-    records: list[Settings | Tick] = []
+    records: list[Entry] = []
     with Path(path).open("rb") as file:
         while piece := file.read(_CHUNK):
             records += decoder.feed(piece)

@@ -100,6 +100,19 @@ class Tick(Record, frozen=True, tag="tick"):
     digest: int = 0
 
 
+class Applied(Record, frozen=True, tag="applied"):
+    """A rank's own line in its crash log: what applying tick `number` made it do.
+
+    Attributes:
+      digest: this rank's operation digest after the tick.
+      operations: the operations that the digest folds, in order, a line each.
+    """
+
+    number: int
+    digest: int
+    operations: tuple[str, ...] = ()
+
+
 class Settings(Record, frozen=True, tag="settings"):
     """The first record of a journal: what all ranks must agree on.
 
@@ -144,3 +157,7 @@ class Limits(Record, frozen=True):
     idle_tiles: int = 4
     admission: str = "reserve"
     window: int = 256
+
+
+Entry = Settings | Tick | Applied
+"""What a journal holds. `Applied` is in crash logs only: it never travels."""

@@ -78,6 +78,8 @@ class Scheduler:
         self._newest = -1  # the highest request id seen
         self._digest = FNV_OFFSET
         self._accepted = self._ended = 0
+        self.operations: list[str] | None = None
+        """Where each operation is also put as text, if somebody wants it (a crash log)."""
 
     # What the front end and the metrics ask.
 
@@ -348,6 +350,8 @@ class Scheduler:
 
     def _fold(self, line: str) -> None:
         self._digest = fnv1a(line.encode() + b"\n", self._digest)
+        if self.operations is not None:
+            self.operations.append(line)
 
 
 def _match(work: tuple[Tile | Row, ...], outputs: Outputs) -> None:

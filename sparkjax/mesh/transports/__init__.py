@@ -43,6 +43,9 @@ class Transport(Protocol):
     def abort(self, reason: str) -> None:
         """Ends all waits on all ranks; the first reason is the one they report."""
 
+    def patience(self, seconds: float) -> None:
+        """How long a collective waits for another rank from now on."""
+
     @property
     def failure(self) -> str:
         """Why a collective failed, or ""."""

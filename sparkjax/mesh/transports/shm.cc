@@ -23,7 +23,7 @@ struct World {
   Segment segment;
   uint32_t epoch = 0;
   uint64_t call = 0;
-  double seconds = 0;  // the longest wait
+  std::atomic<double> seconds{0};  // the longest wait
   int spins = 0;       // polls before sleeping
   std::atomic<bool> busy{false};
 };
@@ -60,7 +60,7 @@ void exchange(World& w, int64_t kind, uint64_t bytes) {
       if (seen == epoch) break;
       doze(&post.epoch, seen, 20);
       const double waited = std::chrono::duration<double>(Clock::now() - begun).count();
-      if (waited > w.seconds && post.epoch.load(std::memory_order_acquire) != epoch) {
+      if (waited > w.seconds.load() && post.epoch.load(std::memory_order_acquire) != epoch) {
         char text[200];
         std::snprintf(text, sizeof text,
                       "%s number %llu of rank %d (%llu bytes): rank %d did not come in %.1f s",
@@ -206,7 +206,7 @@ extern "C" int sparkjax_shm_open(const char* name, int rank, int ranks, uint64_t
   using namespace sparkjax;
   std::lock_guard<std::mutex> lock(opening);
   auto world = std::make_unique<World>();
-  world->epoch = epoch, world->seconds = seconds, world->spins = spins;
+  world->epoch = epoch, world->seconds.store(seconds), world->spins = spins;
   std::string error = world->segment.open(name, rank, ranks, slot_bytes, epoch, wait);
   int id = 0;
   while (id < kWorlds && worlds[id]) ++id;
@@ -221,6 +221,10 @@ extern "C" int sparkjax_shm_open(const char* name, int rank, int ranks, uint64_t
 
 extern "C" void sparkjax_shm_abort(int id, const char* reason) {
   if (sparkjax::worlds[id]) sparkjax::worlds[id]->segment.abort(reason);
+}
+
+extern "C" void sparkjax_shm_patience(int id, double seconds) {
+  if (sparkjax::worlds[id]) sparkjax::worlds[id]->seconds.store(seconds);
 }
 
 extern "C" void sparkjax_shm_why(int id, char* message, uint64_t room) {

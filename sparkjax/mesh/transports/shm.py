@@ -109,6 +109,10 @@ class Shm:
     def abort(self, reason: str) -> None:
         _native().sparkjax_shm_abort(self.handle, reason.encode()[:399])
 
+    def patience(self, seconds: float) -> None:
+        """How long a collective waits for another rank from now on."""
+        _native().sparkjax_shm_patience(self.handle, ctypes.c_double(seconds))
+
     @property
     def failure(self) -> str:
         message = ctypes.create_string_buffer(512)
