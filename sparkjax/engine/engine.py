@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from .plan import Event, Plan
-from .records import Applied, Limits, Submit, Tick
+from .records import Applied, Grammar, Limits, Submit, Tick
 from .runner import Flight, Runner
 from .scheduler import Scheduler
 
