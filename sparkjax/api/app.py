@@ -233,7 +233,8 @@ class _Routes:
             "sampling": {"available": True, "defaults": dataclasses.asdict(served.defaults)},
             "chat": {"available": served.template is not None},
             "tools": {"available": False, "constrained": False},
-            "response_format": {"json_object": False, "json_schema": False},
+            "response_format": {"json_object": True, "json_schema": True},
+            "structured_outputs": {"regex": True, "choice": True, "lark": True, "gbnf": True},
             "input_modalities": ["text"],
         }
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 from sparkjax.engine.plan import Event
-from sparkjax.engine.records import Limits, Sampling, Submit
+from sparkjax.engine.records import Grammar, Limits, Sampling, Submit
 
 
 class Gauges(Protocol):
@@ -48,8 +49,12 @@ class EngineService(Protocol):
         stop_ids: tuple[int, ...],
         prompt_logprobs: int | None,
         on_events: Callable[[Event], None],
+        grammar: Grammar | None = None,
     ) -> int:
         """Queues a request. Raises QueueFull, EngineStopped, or ValueError (see `refusal`)."""
+
+    def prepare(self, grammar: Grammar) -> Future[Any]:
+        """Begins to compile a grammar; to be waited for before a request is submitted with it."""
 
     def cancel(self, id: int) -> None:
         """The client is gone."""

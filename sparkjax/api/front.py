@@ -9,6 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sparkjax.structured.judge import Judge, judge_of
+
 from . import errors
 from .bridge import Bridge
 from .engine import EngineService
@@ -29,6 +31,7 @@ class Front:
 
     Attributes:
       jobs: requests that are in the engine.
+      judge: of structured output.
       step_tokens: tokens of the batch of events that is being delivered.
     """
 
@@ -37,6 +40,7 @@ class Front:
         self.metrics = Metrics(served.id, engine)
         self.bridge = Bridge(lambda events: self._delivered())
         self.jobs: set[Job] = set()
+        self.judge: Judge = judge_of(served.tokenizer, served.vocab_size, served.stop_ids)
         self.step_tokens = 0
         self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="text")
         self._pending = 0
@@ -98,3 +102,4 @@ class Front:
     def close(self) -> None:
         """Ends the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self.judge.close()

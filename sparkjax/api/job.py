@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from sparkjax.engine.plan import Event
-from sparkjax.engine.records import Submit
+from sparkjax.engine.records import Grammar, Submit
 from sparkjax.engine.service import EngineStopped, QueueFull
 
 from . import errors
@@ -28,7 +28,7 @@ class Work:
     Attributes:
       prompt_field: what the endpoint calls its prompt.
       continues: the text goes on from the prompt's (a completion), not from nothing (a turn).
-      prompt_logprobs: see `Submit`.
+      prompt_logprobs, grammar: see `Submit`; the grammar is prepared (see `structured`).
     """
 
     prompts: tuple[Prompt, ...]
@@ -36,6 +36,7 @@ class Work:
     prompt_field: str
     continues: bool
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
 @dataclasses.dataclass(eq=False)
@@ -107,8 +108,15 @@ class Job:
             most = max(self._front.longest - len(prompt.tokens), 1)
             if self._front.served.default_max_tokens is not None:
                 most = min(most, self._front.served.default_max_tokens)
+        work = self._work
         return Submit(
-            0, prompt.tokens, most, options.sampling, options.stop_ids, self._work.prompt_logprobs
+            0,
+            prompt.tokens,
+            most,
+            options.sampling,
+            options.stop_ids,
+            work.prompt_logprobs,
+            work.grammar,
         )
 
     def _start_choice(self, prompt: Prompt, submit: Submit, number: int) -> None:
@@ -125,6 +133,7 @@ class Job:
             submit.stop_ids,
             submit.prompt_logprobs,
             self._front.bridge.to(lambda event: self._receive(choice, event)),
+            submit.grammar,
         )
         self._choices.append(choice)
         self._open += 1
@@ -145,11 +154,18 @@ class Job:
                 self._engine.stop(choice.id)
             self._close(choice, answer.finish)
         if answer.error is not None and self._error is None:
-            self._error = self._front.stopped(answer.error)
+            self._error = self._failure(answer.error)
             self.cancel()
         if piece is not None:
             self._pieces.append((choice.index, piece))
         self._wake.set()
+
+    def _failure(self, reason: str) -> ApiError:
+        """The error of an answer that cannot go on: its grammar's, as long as the engine lives."""
+        constraint = self._work.options.constraint
+        if constraint is not None and self._engine.state == "ready":
+            return errors.invalid(constraint.param, reason, "invalid_grammar")
+        return self._front.stopped(reason)
 
     def _close(self, choice: _Choice, reason: str) -> None:
         choice.closed = True

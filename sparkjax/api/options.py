@@ -7,6 +7,7 @@ from typing import Any
 
 from sparkjax.engine.records import Sampling
 
+from . import structured
 from .errors import ApiError, invalid, show, unsupported
 from .fields import Fields, token_ids
 from .served import ServedModel
@@ -22,7 +23,8 @@ LARGEST = 2**31 - 1
 COMMON = frozenset(
     ["model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
      "repetition_penalty", "seed", "n", "stop", "stop_token_ids", "ignore_eos", "logit_bias",
-     "logprobs", "prompt_logprobs", "max_tokens", "stream", "stream_options", "user", "safety_identifier", "metadata"]
+     "logprobs", "prompt_logprobs", "max_tokens", "stream", "stream_options", "user", "safety_identifier", "metadata",
+     *structured.FIELDS]
 )  # fmt: skip
 
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
@@ -38,6 +40,7 @@ class Options:
       max_tokens: None takes what the context leaves.
       n: choices for each prompt.
       stops: stop strings; `stop_ids` are tokens that end the answer.
+      constraint: what the answer has to follow, None for nothing.
       include_usage: a stream ends with a chunk of usage.
       prompt_logprobs: alternatives that are told of every prompt token, None for nothing.
       continuous_usage: with it, every chunk has the usage so far (vLLM's continuous_usage_stats).
@@ -51,6 +54,7 @@ class Options:
     stream: bool
     include_usage: bool
     continuous_usage: bool
+    constraint: structured.Constraint | None = None
     prompt_logprobs: int | None = None
 
     def sampling_of(self, choice: int) -> Sampling:
@@ -98,6 +102,7 @@ def read(
         stops=_stops(fields),
         stop_ids=_stop_ids(fields, served),
         stream=stream,
+        constraint=structured.read(fields),
         include_usage=_stream_option(fields, stream, "include_usage"),
         continuous_usage=_stream_option(fields, stream, "continuous_usage_stats"),
         prompt_logprobs=_prompt_logprobs(fields, stream),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,6 +14,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from . import structured
 from .errors import ApiError
 from .front import Front
 from .gate import Record, error_response, record_of
@@ -81,6 +83,8 @@ class Reply(Response):
     async def _answer(self, scope: Scope, receive: Receive, send: Send, record: Record) -> None:
         try:
             work, wire = await self._prepare()
+            grammar = await structured.grammar_of(self._front, work.options.constraint)
+            work = dataclasses.replace(work, grammar=grammar)
             job = Job(self._front, work, self._arrived)
             job.start()
             self._job = job

@@ -132,6 +132,7 @@ def _common(served: ServedModel) -> Schema:
         "safety_identifier": {"type": "string", "maxLength": 64},
         "metadata": {"type": "object", "maxProperties": 16, "propertyNames": {"maxLength": 64},
                      "additionalProperties": {"type": "string", "maxLength": 512}},
+        **_structured(),
     }  # fmt: skip
     return {
         "model": model(served),
@@ -142,6 +143,37 @@ def _common(served: ServedModel) -> Schema:
             "properties": {name: {"type": "boolean"} for name in options.STREAM_OPTIONS},
         },
     }
+
+
+def _structured() -> Schema:
+    """The fields of structured output; a request has one of them at most."""
+    text = {"type": "string", "minLength": 1}
+    any_schema = {"type": "object", "description": "a JSON Schema"}
+    named = record({"name": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"},
+                     "description": {"type": "string"}, "schema": any_schema,
+                     "strict": {"type": "boolean"}}, ["schema"])  # fmt: skip
+    kinds = [
+        record({"type": {"enum": ["text", "json_object"]}}, ["type"]),
+        record({"type": {"const": "json_schema"}, "json_schema": named}, ["type", "json_schema"]),
+        record({"type": {"const": "regex"}, "pattern": text}, ["type", "pattern"]),
+        record({"type": {"const": "lark"}, "grammar": text}, ["type", "grammar"]),
+    ]
+    choice = {"type": "array", "items": text, "minItems": 1}
+    return {
+        "response_format": {"anyOf": kinds},
+        "guided_json": any_schema,
+        "guided_regex": text,
+        "guided_choice": choice,
+        "guided_grammar": text | {"description": "in Lark's notation, or in GBNF"},
+        "structured_outputs": {
+            "type": "object",
+            "properties": {"json": any_schema, "regex": text, "choice": choice, "grammar": text,
+                           "json_object": {"const": True}},
+            "minProperties": 1, "maxProperties": 1,
+        },
+        "grammar": text | {"description": "as guided_grammar"},
+        "json_schema": any_schema | {"description": "as guided_json"},
+    }  # fmt: skip
 
 
 def _chat_request(served: ServedModel) -> Schema:

@@ -23,15 +23,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "parallel_tool_calls": (True, False),
     "web_search_options": (),
-    # structured output
-    "response_format": ({"type": "text"},),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
-    "grammar": (),
-    "json_schema": (),
     # reasoning and templates
     "reasoning_effort": (),
     "reasoning": (),

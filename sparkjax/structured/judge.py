@@ -100,8 +100,16 @@ class Judge:
 
         Raises:
           JudgeBusy: too many wait.
+          GrammarError: the model has no end of an answer, or the text is none.
         """
-        key = msgspec.msgpack.encode(wanted)
+        if not self._vocabulary.ends:
+            raise GrammarError("the model has no token that ends an answer, which a grammar needs")
+        try:
+            key = msgspec.msgpack.encode(wanted)
+        except UnicodeEncodeError:
+            raise GrammarError("holds half of a surrogate pair, which is no text") from None
+        except (OverflowError, RecursionError) as error:
+            raise GrammarError(str(error)) from None
         with self._lock:
             verdict = self._known.get(key)
             if verdict is not None:

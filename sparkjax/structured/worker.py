@@ -11,10 +11,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import random
+import re
 import resource
 import signal
 import struct
 import sys
+from collections.abc import Iterator
 from typing import IO, Any
 
 import msgspec
@@ -22,8 +24,8 @@ import numpy as np
 
 from . import grammars
 from .matcher import Alphabet, GrammarError, Matcher, words
-from .schema import SchemaError
-from .sources import Source, Wanted, source
+from .schema import SCHEMA_LISTS, SCHEMA_MAPS, SchemaError, normalise
+from .sources import Source, Wanted, json_rule, source, start
 
 MEMORY = 1 << 30
 """Bytes of address space beyond what the process has at its start."""
@@ -97,17 +99,38 @@ class Trial:
         """Never raises for a client's mistake."""
         try:
             made = source(wanted)
-            self._walk(made.text)
+            try:
+                self._walk(made.text)
+            except GrammarError:
+                if wanted.kind == "json_schema":
+                    self._blame(normalise(wanted.value, wanted.strict)[0])
+                raise
         except SchemaError as error:
-            return Verdict(error=error.message, path=error.path)
+            return Verdict(error=_short(error.message), path=error.path)
         except (GrammarError, RecursionError, UnicodeError) as error:
             return Verdict(error=_short(str(error)))
         return Verdict(made)
 
+    def _blame(self, root: Any) -> None:
+        """Raises SchemaError for the first part of a schema that is wrong by itself."""
+        shared = {
+            k: root[k] for k in ("$defs", "definitions") if isinstance(root, dict) and k in root
+        }
+        for path, node in parts(root):
+            for key in ("pattern", "oneOf"):
+                if key in node:
+                    part = {"type": "string"} if key == "pattern" else shared
+                    try:
+                        self._compile(start(json_rule({**part, key: node[key]})))
+                    except GrammarError as error:
+                        raise SchemaError(".".join([*path, key]), _said(str(error))) from None
+
+    def _compile(self, text: str) -> Any:
+        return grammars.compile_grammar(self._tokenizer, text)
+
     def _walk(self, text: str) -> None:
         """Compiles, and goes some way into it: limits are counted anew for every token."""
-        automaton = grammars.compile_grammar(self._tokenizer, text)
-        matcher = Matcher(automaton, self._alphabet)
+        matcher = Matcher(self._compile(text), self._alphabet)
         row = np.zeros((1, words(len(self._alphabet.tokens))), np.uint32)
         rng = random.Random(0)
         for _ in range(STEPS):
@@ -121,11 +144,40 @@ class Trial:
             matcher.advance(rng.choice(more))
 
 
+def parts(
+    schema: Any, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Every schema inside of one, with its path."""
+    if isinstance(schema, dict):
+        yield path, schema
+        for key, value in schema.items():
+            if key in SCHEMA_MAPS:
+                for name, each in value.items():
+                    yield from parts(each, (*path, key, name))
+            elif key in SCHEMA_LISTS:
+                for i, each in enumerate(value):
+                    yield from parts(each, (*path, key, str(i)))
+            elif key in ("items", "additionalProperties"):
+                yield from parts(value, (*path, key))
+
+
+def _said(message: str) -> str:
+    """What the engine says, without where in a text that the client never saw."""
+    message = re.sub(r"^at \d+\(\d+\): ", "", message)
+    message = message.removeprefix("failed to compile JSON schema: ")
+    if message.startswith("oneOf constraints are not supported"):
+        return "has alternatives that may hold at the same time, which is not supported; use anyOf"
+    return message
+
+
 def _short(message: str) -> str:
-    """The message without the client's own text and the engine's notes on it."""
-    lines = [line for line in message.splitlines() if line.strip() and "llguidance" not in line]
-    text = " ".join(line.strip() for line in lines if not line.startswith("<"))
+    """The message without the text that it points into."""
+    lines = _said(message).splitlines()
+    text = " ".join(line.strip() for line in lines if not _POINTS.match(line)).strip()
     return text if len(text) <= 300 else text[:300] + "..."
+
+
+_POINTS = re.compile(r"\s*\d+ \||\s*\^+\s*$|<non-verbose/>|\s*$")
 
 
 def die_with_parent() -> None:

@@ -6,9 +6,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from sparkjax.engine.plan import Event, Output, Row, Tile, TokenLogprob
-from sparkjax.engine.records import Limits, Submit, Tick
+from sparkjax.engine.records import Grammar, Limits, Submit, Tick
 from sparkjax.engine.scheduler import Scheduler
 from sparkjax.engine.service import EngineService
 
@@ -66,6 +67,11 @@ class FakeCore:
     def new_id(self) -> int:
         self._id += 1
         return self._id
+
+    def prepare(self, grammar: Grammar) -> Future[None]:
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
     @property
     def idle(self) -> bool:
@@ -136,7 +142,9 @@ class FakeEngine(EngineService):
         self.submitted: list[Submit] = []
         self.ended: dict[int, str] = {}
 
-    def submit(self, tokens, sampling, max_tokens, stop_ids, prompt_logprobs, on_events) -> int:
+    def submit(
+        self, tokens, sampling, max_tokens, stop_ids, prompt_logprobs, on_events, grammar=None
+    ) -> int:
         self.calls["submit"] += 1
 
         def watched(event: Event) -> None:
@@ -144,8 +152,12 @@ class FakeEngine(EngineService):
                 self.ended[event.id] = event.finish
             on_events(event)
 
-        id = super().submit(tokens, sampling, max_tokens, stop_ids, prompt_logprobs, watched)
-        self.submitted.append(Submit(id, tokens, max_tokens, sampling, stop_ids, prompt_logprobs))
+        id = super().submit(
+            tokens, sampling, max_tokens, stop_ids, prompt_logprobs, watched, grammar
+        )
+        self.submitted.append(
+            Submit(id, tokens, max_tokens, sampling, stop_ids, prompt_logprobs, grammar)
+        )
         return id
 
     def cancel(self, id: int) -> None:
