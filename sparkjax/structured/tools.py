@@ -162,14 +162,17 @@ class _Writer:
             pair = f"{opening(name, is_string)} {value}"
             yield pair if name in required else f"({pair})?"
 
-    def until(self, closing: str) -> str:
-        """The rule of any text and the first closing tag behind it."""
-        head, tag, rest = self._cut(closing)
-        if tag is None:
-            return self.rule("/(?s:.*)/", options=f"[suffix={literal(closing)}]")
-        # Up to the control token all is text; what must stand right in front of it ends that text.
-        escaped = "".join(f"\\x{{{ord(c):x}}}" for c in head)
-        return f"{self.rule(f'/(?s:.*){escaped}/')} <[{self.calls.tags[tag]}]> {self.text(rest)}".rstrip()
+    def until(self, tag: str, rest: str = "") -> str:
+        """The rule of any text up to the first `tag`, which a parser takes for its end, and what
+        must follow then."""
+        before, control, behind = self._cut(tag)
+        if control is None:
+            ended = self.rule("/(?s:.*)/", options=f"[suffix={literal(tag)}]")
+        else:
+            # What stands right in front of a control token ends the text, which has none inside.
+            escaped = "".join(f"\\x{{{ord(c):x}}}" for c in before)
+            ended = f"{self.rule(f'/(?s:.*){escaped}/')} <[{self.calls.tags[control]}]>"
+        return f"{ended} {self.text(behind + rest)}".rstrip()
 
     def _cut(self, written: str) -> tuple[str, str | None, str]:
         found = [(i, -len(t), t) for t in self.calls.tags if (i := written.find(t)) >= 0]
@@ -246,7 +249,7 @@ def _xml(gap: str) -> Callable[[_Writer], str]:
             pairs = w.pairs(
                 tool,
                 lambda name, _: w.text(f"<parameter={name}>{gap}"),
-                lambda: w.until(closing),
+                lambda: w.until("</parameter>", gap),
                 w.text(closing),
             )
             head = w.text(f"<tool_call>{gap}<function={tool.name}>{gap}")
@@ -269,7 +272,12 @@ def _dsml(space: str) -> Callable[[_Writer], str]:
             return w.text(f'{mark}parameter name="{name}" string="{str(is_string).lower()}">')
 
         def call(tool: Offered) -> str:
-            pairs = w.pairs(tool, opening, lambda: w.until(closing), w.text(closing))
+            pairs = w.pairs(
+                tool,
+                opening,
+                lambda: w.until("</｜DSML｜", f"{space}parameter>\n"),
+                w.text(closing),
+            )
             return " ".join(
                 [w.text(f'{mark}invoke name="{tool.name}">\n'), *pairs, w.text(f"{end}invoke>\n")]
             )

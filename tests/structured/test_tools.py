@@ -1,0 +1,134 @@
+"""Forced tool calls: what a grammar lets a model write is what the format's parser reads."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from walks import CONTROL, TAGS, TOKENS, answer, text
+
+from sparkjax.structured import tools
+from sparkjax.structured.matcher import GrammarError
+from sparkjax.structured.schema import SchemaError
+from sparkjax.structured.tools import Calls, Offered
+from sparkjax.text.events import fold
+from sparkjax.text.parsing import FORMATS, Setup, Tool
+
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "description": "where"},
+        "unit": {"enum": ["C", "F"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 14},
+        "flags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+        "where": {"$ref": "#/$defs/place"},
+    },
+    "required": ["city", "days"],
+    "$defs": {
+        "place": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}
+    },
+}
+OFFERED = (Offered("get_weather", WEATHER), Offered("stop"))
+PARSERS = {"dsml_spaced": "dsml"}
+
+
+def check(call) -> None:
+    assert call.complete
+    arguments = json.loads(call.arguments)
+    if call.name == "stop":
+        assert arguments == {}
+        return
+    assert call.name == "get_weather" and {"city", "days"} <= set(arguments) <= set(
+        WEATHER["properties"]
+    )
+    assert isinstance(arguments["city"], str)
+    assert isinstance(arguments["days"], int) and 1 <= arguments["days"] <= 14
+    assert arguments.get("unit", "C") in ("C", "F")
+    assert all(isinstance(f, bool) for f in arguments.get("flags", []))
+    assert isinstance(arguments.get("where", {"x": 0})["x"], int | float)
+
+
+def parse(name: str, tokens: list[int], control: bool):
+    setup = Setup(
+        {each.name: Tool(each.parameters or {"type": "object"}) for each in OFFERED},
+        "content",
+        frozenset(CONTROL) if control else frozenset(),
+    )
+    machine = FORMATS[PARSERS.get(name, name)].make(setup)
+    events = []
+    if control:  # pieces as a detokenizer gives them: control tokens alone
+        pending: list[int] = []
+        for token in tokens:
+            if token in TAGS.values():
+                if pending:
+                    events += machine.feed(text(pending), False)
+                    pending = []
+                events += machine.feed(TOKENS[token].decode(), True)
+            else:
+                pending.append(token)
+        if pending:
+            events += machine.feed(text(pending), False)
+    else:
+        events += machine.feed(text(tokens))
+    return fold(events + machine.finish("stop"))
+
+
+@pytest.mark.parametrize("control", [True, False], ids=["control tokens", "text"])
+@pytest.mark.parametrize("name", tools.WRITERS)
+def test_forced_calls_are_read_as_calls(name: str, control: bool):
+    calls = Calls(name, OFFERED, tags=TAGS if control else {})
+    source, left_out = tools.grammar(calls)
+    assert not left_out
+    for seed in range(6):
+        message = parse(name, answer(source, seed), control)
+        assert message.tool_calls and not message.content
+        for call in message.tool_calls:
+            check(call)
+    single = tools.grammar(Calls(name, OFFERED, parallel=False, tags=TAGS if control else {}))[0]
+    for seed in range(3):
+        assert len(parse(name, answer(single, seed), control).tool_calls) == 1
+
+
+def test_t32_a_schema_and_tools_together_allow_either():
+    """The first token picks: the answer that the schema describes, or calls."""
+    schema = {
+        "type": "object",
+        "properties": {"answer": {"type": "integer", "maximum": 99}},
+        "required": ["answer"],
+    }
+    source, _ = tools.grammar(Calls("hermes", OFFERED, tags=TAGS, answer=schema))
+    kinds = set()
+    for seed in range(8):
+        tokens = answer(source, seed)
+        message = parse("hermes", tokens, True)
+        if message.tool_calls:
+            kinds.add("calls")
+            assert not message.content
+        else:
+            kinds.add("answer")
+            assert list(json.loads(text(tokens))) == ["answer"]
+    assert kinds == {"calls", "answer"}
+
+
+def test_t11_descriptions_play_no_part():
+    other = {
+        **WEATHER,
+        "properties": {**WEATHER["properties"], "city": {"type": "string", "description": "!"}},
+    }
+    for name in tools.WRITERS:
+        assert tools.grammar(Calls(name, (Offered("f", WEATHER),))) == tools.grammar(
+            Calls(name, (Offered("f", other),))
+        )
+
+
+def test_what_cannot_be_forced_says_so():
+    with pytest.raises(GrammarError, match="pythonic cannot be forced; allowed: hermes"):
+        tools.grammar(Calls("pythonic", OFFERED))
+    strict = Offered(
+        "f", {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}, True
+    )
+    with pytest.raises(SchemaError) as error:
+        tools.grammar(Calls("hermes", (OFFERED[0], strict)))
+    assert error.value.path == "1.parameters.properties.a.uniqueItems"
+    loose = Offered("f", strict.parameters)
+    assert tools.grammar(Calls("hermes", (loose,)))[1] == ("0.parameters.properties.a.uniqueItems",)
