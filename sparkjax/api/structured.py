@@ -21,7 +21,8 @@ from sparkjax.structured.judge import JudgeBusy
 from sparkjax.structured.matcher import GrammarError
 from sparkjax.structured.schema import SchemaError
 from sparkjax.structured.sources import Wanted
-from sparkjax.structured.tools import Calls
+from sparkjax.structured.tools import Calls, Offered
+from sparkjax.text.parsing.tagged import UNTHINK
 
 from . import errors
 from .errors import invalid, show, unsupported
@@ -29,6 +30,8 @@ from .fields import Fields
 
 if TYPE_CHECKING:
     from .front import Front
+    from .served import ServedModel
+    from .tools import Toolbox
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +52,13 @@ class Constraint:
       param: the field that asks for it, for errors.
       after: text of the answer that comes first and is free: the closing tag of the reasoning,
         where the prompt opens one.
+      within: a constraint that this one has inside, judged first, in its own words.
     """
 
     wanted: Wanted
     param: str
     after: str = ""
+    within: Constraint | None = None
 
 
 def read(fields: Fields) -> Constraint | None:
@@ -79,9 +84,60 @@ def behind(constraint: Constraint | None, after: str) -> Constraint | None:
     return None if constraint is None else dataclasses.replace(constraint, after=after)
 
 
-def calling(calls: Calls, param: str = "tools", after: str = "") -> Constraint:
-    """The constraint that tool calls come."""
-    return Constraint(Wanted("calls", msgspec.to_builtins(calls)), param, after)
+def with_tools(
+    constraint: Constraint | None, toolbox: Toolbox, served: ServedModel, start: str
+) -> Constraint | None:
+    """What an answer has to follow where tools are offered too.
+
+    A call that must come leaves no room for anything else. Where a call may come, the answer is
+    either a call or what `response_format` describes; other constraints have no such alternative.
+
+    Args:
+      start: where the prompt left the model, see `text.parsing.Setup`.
+
+    Raises:
+      ApiError: 400, both cannot be enforced.
+    """
+    after = opening(served, start)
+    if not toolbox.offers or toolbox.mode == "none":
+        return behind(constraint, after)
+    if toolbox.mode == "auto" and constraint is None:
+        return None
+    answer, strict = None, False
+    if toolbox.mode == "auto" and constraint is not None:
+        if constraint.wanted.kind not in ("json_object", "json_schema"):
+            raise invalid(
+                constraint.param,
+                "does not go with tools; allowed: a JSON Schema, or tool_choice none",
+            )
+        strict = constraint.wanted.strict
+        answer = constraint.wanted.value
+        if not isinstance(answer, dict):
+            answer = {"type": "object"} if answer is None else {}
+    tags = {
+        tag: token
+        for tag in served.format.parser.control
+        if (token := served.tokenizer.token_id(tag)) is not None
+    }
+    calls = Calls(
+        served.format.name,
+        tuple(Offered(o.name, dict(o.tool.parameters), o.strict) for o in toolbox.offers),
+        toolbox.parallel,
+        tags,
+        start == "call",
+        answer,
+        strict,
+    )
+    wanted = Wanted("calls", msgspec.to_builtins(calls))
+    param = "tool_choice" if toolbox.mode == "required" else "tools"
+    return Constraint(wanted, param, after, constraint if answer is not None else None)
+
+
+def opening(served: ServedModel, start: str) -> str:
+    """The text after which an answer proper begins, "" at once."""
+    if served.format.splits == "channels":
+        return "<|channel|>final<|message|>"
+    return UNTHINK if start == "reasoning" else ""
 
 
 async def grammar_of(front: Front, constraint: Constraint | None) -> Grammar | None:
@@ -92,12 +148,15 @@ async def grammar_of(front: Front, constraint: Constraint | None) -> Grammar | N
     """
     if constraint is None:
         return None
+    if constraint.within is not None:
+        await grammar_of(front, constraint.within)
     try:
         made = await asyncio.wrap_future(front.judge.source(constraint.wanted))
         grammar = Grammar(made.text, constraint.after)
         await asyncio.wrap_future(front.engine.prepare(grammar))
     except SchemaError as error:
-        param = ".".join(part for part in (constraint.param, error.path) if part)
+        base = "tools" if constraint.wanted.kind == "calls" else constraint.param
+        param = ".".join(part for part in (base, error.path) if part)
         raise invalid(param, error.message, "unsupported_schema") from None
     except GrammarError as error:
         raise invalid(constraint.param, str(error), "invalid_grammar") from None

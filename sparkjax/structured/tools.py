@@ -55,7 +55,7 @@ def grammar(calls: Calls) -> tuple[str, tuple[str, ...]]:
     """(Lark text of the grammar, the paths of schemas that were left out).
 
     Raises:
-      SchemaError: a tool's parameters; the path begins with the tool's number and "parameters".
+      SchemaError: a tool's parameters; the path begins with the tool's name and "parameters".
       GrammarError: the format has no calls that can be forced.
     """
     if calls.format not in WRITERS:
@@ -117,7 +117,7 @@ class _Writer:
         return self.rule(self.json(schema, tool.strict, self.path(tool)))
 
     def path(self, tool: Offered) -> str:
-        return f"{self.calls.tools.index(tool)}.parameters"
+        return f"{tool.name}.parameters"
 
     def several(self, call: str, between: str = "") -> str:
         if not self.calls.parallel:

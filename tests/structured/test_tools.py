@@ -129,6 +129,6 @@ def test_what_cannot_be_forced_says_so():
     )
     with pytest.raises(SchemaError) as error:
         tools.grammar(Calls("hermes", (OFFERED[0], strict)))
-    assert error.value.path == "1.parameters.properties.a.uniqueItems"
+    assert error.value.path == "f.parameters.properties.a.uniqueItems"
     loose = Offered("f", strict.parameters)
-    assert tools.grammar(Calls("hermes", (loose,)))[1] == ("0.parameters.properties.a.uniqueItems",)
+    assert tools.grammar(Calls("hermes", (loose,)))[1] == ("f.parameters.properties.a.uniqueItems",)
