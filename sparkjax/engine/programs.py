@@ -110,8 +110,11 @@ class Programs:
             lambda s: (s, jnp.full((tokens.shape[0], RESULT), -1, jnp.int32)),
             slots,
         )
+        # No token is below -1: this only makes scoring wait for sampling. Both may go round all
+        # ranks, and what does not depend on one another may run in another order on each.
+        sampled = packed[0, TOKEN] >= -1
         scores = jax.lax.cond(
-            (numbers[:, SCORE] > 0).any(),
+            (numbers[:, SCORE] > 0).any() & sampled,
             lambda: self._score(params, residual[0], targets[0]),
             lambda: jnp.zeros((tokens.shape[1], RESULT), jnp.int32),
         )

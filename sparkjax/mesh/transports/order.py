@@ -74,7 +74,7 @@ def _computations(text: str) -> Iterator[tuple[str, list[tuple[str, str, list[st
     one in which operands come first."""
     name = ""
     body: list[tuple[str, str, list[str], str]] = []
-    for line in text.splitlines():
+    for line in re.sub(r"/\*.*?\*/", "", text).splitlines():
         if line.endswith("{") and ") -> " in line and not line.startswith(" "):
             name, body = line.removeprefix("ENTRY ").split(" ", 1)[0].lstrip("%"), []
         elif line.startswith("}") and name:

@@ -123,6 +123,7 @@ class Shm:
         _native().sparkjax_shm_close(self.handle)
 
     def _call(self, kind: int, x: jax.Array, shape: tuple[int, ...], root: int = 0) -> jax.Array:
+        _native()
         # It has an effect, so that no rank's compiler drops or merges a call that others make.
         call = jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct(shape, x.dtype), has_side_effect=True)
         return call(x, world=np.int64(self.handle), kind=np.int64(kind), root=np.int64(root))
