@@ -43,6 +43,11 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: Annotated[
         str | None, Meta(description="a Jinja file used in place of the checkpoint's own template")
     ] = None
+    answer_format: Annotated[
+        Literal["glm", "mimo", "qwen", "harmony", "hermes", "pythonic", "llama", "dsml", "dsml_spaced", "plain"]
+        | None,
+        Meta(description="how answers write reasoning and tool calls; null is told from the template"),
+    ] = None
 
     def __post_init__(self) -> None:
         if self.name is None and self.path is not None:

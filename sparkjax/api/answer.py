@@ -2,8 +2,8 @@
 
 Everything between token ids and what a client sees happens here, token by token, so that the sum
 of the pieces does not depend on how tokens were grouped into events: text is decoded
-incrementally, stop strings are held back and cut off, and each token's log-probability is released
-once text from it is.
+incrementally, stop strings are held back and cut off, a parser tells reasoning, content and calls
+apart, and each token's log-probability is released once content from it is.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import deque
 from sparkjax.engine.plan import Event, TokenLogprob
 from sparkjax.text import events
 from sparkjax.text.detokenizer import Detokenizer
+from sparkjax.text.parsing import Machine
 from sparkjax.text.stops import StopMatcher
 from sparkjax.text.tokenizer import Tokenizer
 
@@ -35,20 +36,31 @@ class Piece:
     """What is new of an answer.
 
     Attributes:
+      events: as every surface folds them.
+      scored: tokens of its content.
       first: this is the first piece; `prompt_logprobs` come with it.
-      finish: "stop" or "length" in the last piece.
+      finish: "stop", "length" or "tool_calls" in the last piece.
     """
 
-    text: str = ""
+    events: tuple[events.Event, ...] = ()
     scored: tuple[Scored, ...] = ()
     finish: str | None = None
     first: bool = False
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
     @property
-    def events(self) -> tuple[events.Event, ...]:
-        """What is new as events."""
-        return (events.ContentDelta(self.text),) if self.text else ()
+    def text(self) -> str:
+        """What is new of its content."""
+        return "".join(e.text for e in self.events if isinstance(e, events.ContentDelta))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Held:
+    """A token whose text is not certain yet: characters `start` to `end` of all text."""
+
+    scored: Scored
+    end: int
+    silent: bool
 
 
 class Answer:
@@ -59,9 +71,12 @@ class Answer:
       stop_ids: tokens that end the answer and are no part of it.
       before: prompt tokens that the text continues, for a continuation; an answer of its own
         (a chat turn) has none.
+      parser: tells reasoning, content and calls apart; None: all text is content.
+      one_call: the first complete call ends the answer.
 
     Attributes:
       tokens: generated tokens that count: all through the one that completed a stop string.
+      reasoning_tokens: those of its reasoning, the closing tag included.
       cached: prompt tokens that were not computed.
       finish: why it ended, None before.
       error: why it failed.
@@ -74,16 +89,26 @@ class Answer:
         stops: tuple[str, ...] = (),
         stop_ids: tuple[int, ...] = (),
         before: tuple[int, ...] = (),
+        parser: Machine | None = None,
+        one_call: bool = False,
     ):
         self._tokenizer, self._stop_ids = tokenizer, frozenset(stop_ids)
-        self._detokenizer = Detokenizer(tokenizer)
+        self._parser, self._one_call = parser, one_call
+        tags = parser.control if parser is not None else ()
+        self._tags = {id: tag for tag in tags if (id := tokenizer.token_id(tag)) is not None}
+        self._detokenizer = Detokenizer(tokenizer, keep=self._tags)
         if before:  # a character may be half written, a leading space is no longer leading
             self._detokenizer.push(before)
         self._matcher = StopMatcher(stops)
         self._decoded = self._released = 0  # characters
-        self._held: deque[tuple[Scored, bool]] = deque()
+        self._segments: deque[tuple[int, bool]] = deque()
+        self._ready = ""
+        self._events: list[events.Event] = []
+        self._complete = 0
+        self._last = 0  # the end of the newest content
+        self._held: deque[_Held] = deque()
         self._begun = False
-        self.tokens = self.cached = 0
+        self.tokens = self.cached = self.reasoning_tokens = 0
         self.finish: str | None = None
         self.error: str | None = None
         self.text_stop: str | None = None
@@ -97,52 +122,127 @@ class Answer:
             self.finish, self.error = "error", event.error or "unknown error"
             return None
         entries: tuple[TokenLogprob | None, ...] = event.logprobs or (None,) * len(event.tokens)
-        text = ""
         for token, entry in zip(event.tokens, entries, strict=True):
-            text += self._take(token, entry)
+            self._take(token, entry)
             if self.finish is not None:
                 break
         if event.finish is not None and self.finish is None:
-            text += self._emit(self._detokenizer.flush())
+            rest = self._detokenizer.flush()
+            self._decode(rest, None)
             if self.finish is None:
-                text += self._release(self._matcher.flush())
+                self._release(self._matcher.flush())
                 # A request can be ended by the engine's own "cancelled" only as it shuts down.
-                self.finish = "length" if event.finish == "length" else "stop"
+                self._end("length" if event.finish == "length" else "stop")
         first, self._begun = not self._begun, True
-        piece = Piece(text, tuple(self._certain()), self.finish, first, event.prompt_logprobs)
-        if piece.text or piece.scored or piece.finish or piece.prompt_logprobs:
+        found, self._events = tuple(_joined(self._events)), []
+        piece = Piece(found, tuple(self._certain(found)), self.finish, first, event.prompt_logprobs)
+        if piece.events or piece.scored or piece.finish or piece.prompt_logprobs:
             return piece
         self._begun = not first
         return None
 
-    def _take(self, token: int, entry: TokenLogprob | None) -> str:
+    def _take(self, token: int, entry: TokenLogprob | None) -> None:
         self.tokens += 1
         if token in self._stop_ids:  # committed by the engine, but no text of the answer
-            return ""
+            return
+        thinking = self._parser is not None and self._parser.thinking
+        start = self._decoded
+        text = self._detokenizer.push((token,))
         if entry is not None:
             silent = self._tokenizer.is_special(token) or not self._tokenizer.token_bytes(token)
-            self._held.append((Scored(entry, self._decoded), silent))
-        text = self._detokenizer.push((token,))
+            self._held.append(_Held(Scored(entry, start), start + len(text), silent))
+        self._decode(text, self._tags.get(token))
+        if thinking or (self._parser is not None and self._parser.thinking):
+            self.reasoning_tokens += 1
+
+    def _decode(self, text: str, tag: str | None) -> None:
+        """New text, which ends with the control token that `tag` spells, if any."""
         self._decoded += len(text)
-        return self._emit(text)
-
-    def _emit(self, text: str) -> str:
-        emitted, self.text_stop = self._matcher.push(text)
+        if self._parser is not None:
+            plain = len(text) - len(tag or "")
+            self._segments += [(plain, False)] if plain else []
+            self._segments += [(len(tag), True)] if tag else []
+        certain, self.text_stop = self._matcher.push(text)
+        self._release(certain)
         if self.text_stop is not None:
-            self.finish = "stop"
-        return self._release(emitted)
+            self._end("stop")
 
-    def _release(self, text: str) -> str:
-        self._released += len(text)
-        return text
+    def _release(self, text: str) -> None:
+        """Text that no stop string can take back."""
+        if self._parser is None:
+            if text:
+                self._events.append(events.ContentDelta(text, self._released))
+            self._released += len(text)
+            return
+        self._ready += text
+        while self._segments and self._ready and self.finish is None:
+            size, control = self._segments[0]
+            if control and len(self._ready) < size:
+                return  # a stop string has a part of it
+            part, self._ready = self._ready[:size], self._ready[size:]
+            self._segments.popleft()
+            if len(part) < size:
+                self._segments.appendleft((size - len(part), False))
+            self._add(self._parser.feed(part, control))
 
-    def _certain(self):
-        """The held tokens that begin before the end of the released text; a token without text of
-        its own may begin right at it. At an end without a stop string: all."""
-        everything = self.finish is not None and self.text_stop is None
+    def _add(self, found: list[events.Event]) -> None:
+        for each in found:
+            self._events.append(each)
+            if isinstance(each, events.ToolCallEnd):
+                self._complete += 1
+                if self._one_call:
+                    self.finish = "tool_calls"
+                    return
+
+    def _end(self, reason: events.Finish) -> None:
+        if self.finish is not None:
+            return
+        if self._parser is not None:
+            if self._ready:  # of a control token, before the stop string that it runs into
+                self._add(self._parser.feed(self._ready, False))
+            self._add(self._parser.finish(reason))
+        if self.finish is None:
+            self.finish = "tool_calls" if self._complete and reason == "stop" else reason
+
+    def _certain(self, found: tuple[events.Event, ...]):
+        """The held tokens of new content. A token without text of its own may begin right at the
+        end; at an end without a stop string all that is left of a plain answer counts."""
+        for event in found:
+            if isinstance(event, events.ContentDelta):
+                self._last = event.at + len(event.text)
+                yield from self._up_to(event.at, self._last)
+        yield from self._up_to(self._last, self._last)
+        if self._parser is None and self.finish is not None and self.text_stop is None:
+            while self._held:
+                yield self._held.popleft().scored
+
+    def _up_to(self, begin: int, end: int):
         while self._held:
-            scored, silent = self._held[0]
-            if not everything and scored.offset + (not silent) > self._released:
+            held = self._held[0]
+            start = held.scored.offset
+            if start + (not held.silent) > end:
                 return
             self._held.popleft()
-            yield scored
+            if self._parser is None or held.end > begin or start >= begin:
+                yield held.scored
+
+
+def _joined(found: list[events.Event]) -> list[events.Event]:
+    """Adjacent pieces of one text as one."""
+    joined: list[events.Event] = []
+    for event in found:
+        last = joined[-1] if joined else None
+        match last, event:
+            case events.ContentDelta(), events.ContentDelta() if (
+                last.at + len(last.text) == event.at
+            ):
+                joined[-1] = events.ContentDelta(last.text + event.text, last.at)
+            case events.ReasoningDelta(), events.ReasoningDelta():
+                joined[-1] = events.ReasoningDelta(last.text + event.text)
+            case events.ToolArgumentsDelta(), events.ToolArgumentsDelta() if (
+                last.index == event.index
+            ):
+                joined[-1] = dataclasses.replace(last, text=last.text + event.text)
+            case _:
+                joined.append(event)
+    return joined

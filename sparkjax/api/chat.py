@@ -6,16 +6,21 @@ import dataclasses
 from typing import Any
 
 from . import options, unsupported
-from .errors import invalid, missing, show
+from .errors import invalid
 from .fields import Fields
+from .messages import parse_messages
 from .options import Options
 from .served import ServedModel
+from .thinking import Wanted, parse_thinking
+from .tools import Toolbox, parse_tools
 
-ROLES = ("developer", "system", "user", "assistant", "tool")
-MOST_MESSAGES = 10_000
 MOST_TOP_LOGPROBS = 20
 
-KNOWN = options.COMMON | {"messages", "max_completion_tokens", "top_logprobs"}
+KNOWN = options.COMMON | {
+    "messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice",
+    "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs", "enable_thinking",
+    "thinking", "thinking_budget",
+}  # fmt: skip
 MISPLACED: dict[str, tuple[Any, ...]] = {"prompt": (), "echo": (False,)}
 
 
@@ -25,6 +30,8 @@ class ChatRequest:
 
     messages: tuple[dict[str, Any], ...]
     options: Options
+    toolbox: Toolbox = dataclasses.field(default_factory=Toolbox)
+    thinking: Wanted = dataclasses.field(default_factory=Wanted)
 
 
 def parse(body: dict[str, Any], served: ServedModel, fresh_seed: int) -> ChatRequest:
@@ -45,16 +52,20 @@ def parse(body: dict[str, Any], served: ServedModel, fresh_seed: int) -> ChatReq
     return ChatRequest(
         messages,
         options.read(fields, served, fresh_seed, _max_tokens(fields), _logprobs(fields)),
+        _toolbox(fields, served),
+        parse_thinking(fields, served.thinking, served.template_names),
     )
 
 
-def parse_messages(fields: Fields) -> tuple[dict[str, Any], ...]:
-    """The field `messages`."""
-    allowed = f"a non-empty array of at most {MOST_MESSAGES} messages"
-    given = fields.array("messages", MOST_MESSAGES)
-    if not given:
-        raise fields.wrong("messages", allowed)
-    return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(given))
+def _toolbox(fields: Fields, served: ServedModel) -> Toolbox:
+    toolbox = parse_tools(fields)
+    if toolbox.offers and toolbox.mode != "none" and not served.format.calls:
+        raise invalid(
+            "tools",
+            "cannot be used: the model's chat template writes no calls",
+            "tools_unsupported",
+        )
+    return toolbox
 
 
 def _max_tokens(fields: Fields) -> int | None:
@@ -72,64 +83,3 @@ def _logprobs(fields: Fields) -> int | None:
     if top and not wanted:
         raise invalid("top_logprobs", f"is {top}, which needs logprobs to be true")
     return (top or 0) if wanted else None
-
-
-def _message(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise invalid(where, f"is {show(value)}; allowed: an object with role and content")
-    fields = Fields(value, f"{where}.")
-    role = fields.choice("role", ROLES) or ""
-    if not role:
-        raise fields.wrong("role", "one of " + ", ".join(ROLES))
-    for key, neutral in (("tool_calls", []), ("function_call", None), ("audio", None)):
-        if value.get(key) not in (None, neutral):
-            raise unsupported.unsupported(fields.name(key), "is not supported")
-    # OpenAI's newer name for the system role; templates know the older one.
-    message: dict[str, Any] = {"role": "system" if role == "developer" else role}
-    message["content"] = _content(fields, role)
-    name = fields.string("name")
-    if name is not None:
-        message["name"] = name
-    if role == "tool":
-        call = fields.string("tool_call_id")
-        if call is None:
-            raise missing(fields.name("tool_call_id"), "the id of the call that this answers")
-        message["tool_call_id"] = call
-    if role == "assistant":
-        reasoning = fields.string("reasoning_content")
-        if reasoning is not None:  # the template decides whether earlier reasoning is shown
-            message["reasoning_content"] = reasoning
-    return message
-
-
-def _content(fields: Fields, role: str) -> str:
-    content = fields.values.get("content")
-    refusal = fields.string("refusal") if role == "assistant" else None
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list) and content:
-        return "".join(
-            _part(part, f"{fields.name('content')}[{i}]", role) for i, part in enumerate(content)
-        )
-    if content is None and refusal is not None:
-        return refusal
-    raise fields.wrong("content", "a string or a non-empty array of text parts")
-
-
-def _part(value: Any, where: str, role: str) -> str:
-    if not isinstance(value, dict):
-        raise invalid(where, f"is {show(value)}; allowed: an object with type and text")
-    fields = Fields(value, f"{where}.")
-    kind = fields.string("type")
-    if kind is None:
-        raise fields.wrong("type", '"text"')
-    field = "refusal" if kind == "refusal" and role == "assistant" else "text"
-    if kind not in ("text", field):
-        raise invalid(
-            fields.name("type"), f'is {show(kind)}, which is not supported; allowed: "text"',
-            "unsupported_content_type",
-        )  # fmt: skip
-    text = fields.string(field)
-    if text is None:
-        raise fields.wrong(field, "a string")
-    return text

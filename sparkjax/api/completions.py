@@ -21,6 +21,14 @@ MISPLACED: dict[str, tuple[Any, ...]] = {
     "messages": (),
     "max_completion_tokens": (),
     "top_logprobs": (),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "reasoning_effort": (),
+    "chat_template_kwargs": ({},),
+    "enable_thinking": (),
+    "thinking": (),
+    "thinking_budget": (),
 }
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from sparkjax.engine.plan import Event
 from sparkjax.engine.records import Grammar, Submit
 from sparkjax.engine.service import EngineStopped, QueueFull
+from sparkjax.text.parsing import Machine
 
 from . import errors
 from .answer import Answer, Piece
@@ -29,6 +30,8 @@ class Work:
       prompt_field: what the endpoint calls its prompt.
       continues: the text goes on from the prompt's (a completion), not from nothing (a turn).
       prompt_logprobs, grammar: see `Submit`; the grammar is prepared (see `structured`).
+      parser: of choice i's answer; None: all its text is content.
+      one_call: the first complete call ends an answer.
     """
 
     prompts: tuple[Prompt, ...]
@@ -37,6 +40,8 @@ class Work:
     continues: bool
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
+    parser: Callable[[int], Machine] | None = None
+    one_call: bool = False
 
 
 @dataclasses.dataclass(eq=False)
@@ -123,9 +128,16 @@ class Job:
         options = self._work.options
         before = prompt.tokens if self._work.continues else ()
         tokenizer = self._front.served.tokenizer
-        choice = _Choice(
-            len(self._choices), prompt, Answer(tokenizer, options.stops, options.stop_ids, before)
+        index = len(self._choices)
+        answer = Answer(
+            tokenizer,
+            options.stops,
+            options.stop_ids,
+            before,
+            self._work.parser(index) if self._work.parser is not None else None,
+            self._work.one_call,
         )
+        choice = _Choice(index, prompt, answer)
         choice.id = self._engine.submit(
             submit.tokens,
             options.sampling_of(number),
@@ -223,6 +235,9 @@ class Job:
             prompt=sum(len(prompt.tokens) for prompt in self._work.prompts),
             completion=sum(choice.answer.tokens for choice in self._choices),
             cached=sum(choice.answer.cached for choice in self._choices[::n]),
+            reasoning=sum(choice.answer.reasoning_tokens for choice in self._choices)
+            if self._work.parser is not None
+            else None,
         )
 
     @property

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sparkjax.text.parsing import Start
 from sparkjax.text.template import TemplateError, shield_messages
+from sparkjax.text.thinking import start_of
 
 from .errors import ApiError, invalid, too_long
 from .served import ServedModel
@@ -20,11 +22,16 @@ the last word is cut there, and so may be a control token."""
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """Token ids, where they came from, and how many in front the server added."""
+    """Token ids, where they came from, and how many in front the server added.
+
+    Attributes:
+      start: of a conversation: whether it leaves the model in reasoning.
+    """
 
     tokens: tuple[int, ...]
     given: str | None = None
     added: int = 0
+    start: Start = "content"
 
 
 def from_messages(
@@ -32,10 +39,17 @@ def from_messages(
     messages: Sequence[dict[str, Any]],
     limit: int,
     add_generation_prompt: bool = True,
+    tools: Sequence[dict[str, Any]] | None = None,
+    names: Mapping[str, Any] | None = None,
 ) -> Prompt:
     """The prompt of a conversation.
 
-    Control tokens that a message spells are ordinary text: nobody closes a turn from inside one.
+    Control tokens that a message or tool spells are ordinary text: nobody closes a turn from
+    inside one.
+
+    Args:
+      tools: as templates want them.
+      names: what else the template is told.
 
     Raises:
       ApiError: the template refuses the messages, or they are longer than `limit` tokens.
@@ -43,13 +57,18 @@ def from_messages(
     assert served.template is not None
     shielded = shield_messages(served.tokenizer, list(messages))
     try:
-        text = served.template.render(shielded, add_generation_prompt=add_generation_prompt)
+        text = served.template.render(
+            shielded,
+            add_generation_prompt=add_generation_prompt,
+            tools=shield_messages(served.tokenizer, list(tools)) if tools else None,
+            **(names or {}),
+        )
     except TemplateError as error:
         raise invalid("messages", f"cannot be rendered: {error}") from None
     ids = _encode(served.tokenizer.encode_rendered, text, limit, "messages")
     if not ids:
         raise invalid("messages", "render to an empty prompt")
-    return Prompt(tuple(ids))
+    return Prompt(tuple(ids), start=start_of(text, served.thinking.tags))
 
 
 def from_raw(

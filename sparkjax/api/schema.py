@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sparkjax
 
-from . import chat, completions, options
+from . import chat, chat_schema, completions, messages, options
 from . import surface_schema as surfaces
 from .admin import LONGEST
 from .openapi_parts import (
@@ -87,7 +87,7 @@ def _metrics() -> Schema:
 def _schemas(served: ServedModel) -> Schema:
     return {
         "ChatRequest": _chat_request(served),
-        "Message": _message(),
+        "Message": chat_schema.message(),
         "CompletionRequest": _completion_request(served),
         "TokenizeRequest": _tokenize_request(served),
         "DetokenizeRequest": record(
@@ -122,7 +122,7 @@ def _common(served: ServedModel) -> Schema:
         "stop_token_ids": {"type": "array", "items": token_id(served),
                            "maxItems": options.most_stop_ids(served)},
         "ignore_eos": {"type": "boolean", "default": False},
-        "prompt_logprobs": nullable(integer(0, options.MOST_PROMPT_LOGPROBS, None, "not with stream")),
+        "prompt_logprobs": integer(0, options.MOST_PROMPT_LOGPROBS, None, "not with stream"),
         "logit_bias": {"type": "object", "maxProperties": options.MOST_BIASES,
                        "propertyNames": {"enum": [str(i) for i in range(min(served.vocab_size, 100))]},
                        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
@@ -178,12 +178,14 @@ def _structured() -> Schema:
 
 def _chat_request(served: ServedModel) -> Schema:
     fields = _common(served) | {
-        "messages": {"type": "array", "minItems": 1, "maxItems": chat.MOST_MESSAGES,
+        "messages": {"type": "array", "minItems": 1, "maxItems": messages.MOST_MESSAGES,
                      "items": ref("Message")},
         "max_completion_tokens": nullable(integer(1, served.context, None, "not with max_tokens")),
         "max_tokens": nullable(integer(1, served.context, None, "its older name")),
         "logprobs": nullable({"type": "boolean", "default": False}),
         "top_logprobs": nullable(integer(0, chat.MOST_TOP_LOGPROBS, None, "needs logprobs")),
+        **chat_schema.tool_fields(),
+        **chat_schema.thinking_fields(served),
     }  # fmt: skip
     example = {
         "model": served.id,
@@ -212,33 +214,6 @@ def _completion_request(served: ServedModel) -> Schema:
     return record(fields, ["model", "prompt"], example)
 
 
-def _message() -> Schema:
-    def parts(*kinds: Schema) -> Schema:
-        return {
-            "anyOf": [
-                {"type": "string"},
-                {"type": "array", "minItems": 1, "items": {"anyOf": list(kinds)}},
-            ]
-        }
-
-    text = record({"type": {"const": "text"}, "text": {"type": "string"}}, ["type", "text"])
-    refusal = record(
-        {"type": {"const": "refusal"}, "refusal": {"type": "string"}}, ["type", "refusal"]
-    )
-    name = nullable({"type": "string"})
-    return {
-        "anyOf": [
-            record({"role": {"enum": ["developer", "system", "user"]}, "content": parts(text), "name": name},
-                    ["role", "content"]),
-            record({"role": {"const": "assistant"}, "content": parts(text, refusal), "name": name,
-                     "refusal": name, "reasoning_content": name}, ["role", "content"]),
-            record({"role": {"const": "tool"}, "content": parts(text),
-                     "tool_call_id": {"type": "string"}, "name": name},
-                    ["role", "content", "tool_call_id"]),
-        ]
-    }  # fmt: skip
-
-
 def _tokenize_request(served: ServedModel) -> Schema:
     flag = nullable({"type": "boolean"})
     common = {"model": nullable(model(served)), "return_token_strs": flag}
@@ -247,7 +222,8 @@ def _tokenize_request(served: ServedModel) -> Schema:
             record({"prompt": {"type": "string"}, "add_special_tokens": flag} | common, ["prompt"]),
             record(
                 {"messages": {"type": "array", "minItems": 1, "items": ref("Message")},
-                 "add_generation_prompt": flag} | common,
+                 "add_generation_prompt": flag, **chat_schema.tool_fields(),
+                 **chat_schema.thinking_fields(served)} | common,
                 ["messages"],
             ),
         ]
@@ -260,6 +236,7 @@ def _responses() -> Schema:
     any_object: Schema = {"type": ["object", "null"]}
     usage = record(
         {"prompt_tokens": count, "completion_tokens": count, "total_tokens": count,
+         "completion_tokens_details": record({"reasoning_tokens": count}, ["reasoning_tokens"]),
          "prompt_tokens_details": record({"cached_tokens": count}, ["cached_tokens"])},
         ["prompt_tokens", "completion_tokens", "total_tokens"],
     )  # fmt: skip
@@ -269,12 +246,11 @@ def _responses() -> Schema:
                   "choices": {"type": "array", "items": choice}, "usage": usage}  # fmt: skip
         return record(fields, list(fields))
 
-    message = record({"role": {"const": "assistant"}, "content": text}, ["role", "content"])
     chat_choice = {
         "index": count,
-        "message": message,
+        "message": chat_schema.answer(),
         "logprobs": any_object,
-        "finish_reason": finish,
+        "finish_reason": {"enum": ["stop", "length", "tool_calls"]},
     }
     choice = {"index": count, "text": text, "logprobs": any_object, "finish_reason": finish}
     error = {"message": text, "type": text, "param": {"type": ["string", "null"]},

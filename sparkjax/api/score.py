@@ -25,7 +25,7 @@ from .served import ServedModel
 from .wire import Whole
 
 MOST_PAIRS = 1024
-GREEDY = Options(Sampling(), 0, 1, (), (), False, False, False, 1)
+GREEDY = Options(Sampling(), 0, 1, (), (), False, False, False, prompt_logprobs=1)
 """Nothing is generated; of each prompt token the likeliest one is told beside it."""
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sparkjax.engine.records import Limits
+from sparkjax.text import thinking
 from sparkjax.text.hf_tokenizer import read_json, special_tokens
+from sparkjax.text.parsing import Format, choose, format_named
 from sparkjax.text.template import ChatTemplate
 from sparkjax.text.tokenizer import Tokenizer
 from sparkjax.weights.checkpoint import GGUF
@@ -56,6 +59,8 @@ class ServedModel:
       defaults: of sampling.
       default_max_tokens: of a chat answer that names no limit; None is the rest of the context.
       created: Unix time, for the list of models.
+      model_type: of config.json.
+      answer_format: a name of `sparkjax.text.parsing.FORMATS`; None is told from the template.
     """
 
     id: str
@@ -68,11 +73,30 @@ class ServedModel:
     defaults: SamplingDefaults = SamplingDefaults()
     default_max_tokens: int | None = None
     created: int = 0
+    model_type: str = ""
+    answer_format: str | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         """All ids, the first one first."""
         return (self.id, *self.aliases)
+
+    @functools.cached_property
+    def format(self) -> Format:
+        """How answers are written."""
+        if self.answer_format is not None:
+            return format_named(self.answer_format)
+        return choose(self.template.source if self.template else None, self.model_type)
+
+    @functools.cached_property
+    def thinking(self) -> thinking.Thinking:
+        """What the template understands of reasoning."""
+        return thinking.probe(self.template) if self.template else thinking.Thinking()
+
+    @functools.cached_property
+    def template_names(self) -> frozenset[str]:
+        """What `chat_template_kwargs` may set beside the switches that every API has."""
+        return self.template.names if self.template else frozenset()
 
 
 def served_model(model: Any, limits: Limits, config: Any) -> ServedModel:
@@ -103,6 +127,8 @@ def served_model(model: Any, limits: Limits, config: Any) -> ServedModel:
         defaults=sampling_defaults(generation),
         default_max_tokens=config.engine.default_max_tokens,
         created=int(time.time()),
+        model_type=str(getattr(checkpoint, "config", {}).get("model_type", "")),
+        answer_format=config.model.answer_format,
     )
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import chat, options, prompts
+from . import options, prompts
 from .errors import invalid, too_long
 from .fields import Fields, token_ids
+from .messages import parse_messages
 from .served import ServedModel
+from .thinking import parse_thinking
+from .tools import parse_tools
 
 
 def tokenize(body: dict[str, Any], served: ServedModel, limit: int) -> dict[str, Any]:
@@ -24,10 +27,11 @@ def tokenize(body: dict[str, Any], served: ServedModel, limit: int) -> dict[str,
     if fields.given("messages"):
         if served.template is None:
             raise invalid("messages", "cannot be rendered: the model has no chat template")
-        if fields.given("tools"):
-            raise invalid("tools", "is not supported", "unsupported_parameter")
         add = fields.boolean("add_generation_prompt", True)
-        found = prompts.from_messages(served, chat.parse_messages(fields), limit, add).tokens
+        names = parse_thinking(fields, served.thinking, served.template_names).names
+        found = prompts.from_messages(
+            served, parse_messages(fields), limit, add, parse_tools(fields).declared, names
+        ).tokens
     else:
         text = fields.string("prompt") or ""
         special = fields.boolean("add_special_tokens", True)

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from . import prompts
+import dataclasses
+import hashlib
+import secrets
+from collections.abc import Callable
+
+from sparkjax.text.parsing import Machine, Setup
+
+from . import prompts, structured
 from .chat import ChatRequest
 from .front import Front
 from .job import Work
+from .prompts import Prompt
+from .served import ServedModel
 
 
 async def turn(front: Front, asked: ChatRequest) -> Work:
@@ -14,5 +23,47 @@ async def turn(front: Front, asked: ChatRequest) -> Work:
     Raises:
       ApiError: the template refuses the messages, or they are too long.
     """
-    prompt = await front.off_loop(prompts.from_messages, front.served, asked.messages, front.longest)
-    return Work((prompt,), asked.options, "messages", False, asked.options.prompt_logprobs)
+    served = front.served
+    prompt = await front.off_loop(
+        prompts.from_messages,
+        served,
+        asked.messages,
+        front.longest,
+        True,
+        asked.toolbox.declared,
+        asked.thinking.names,
+    )
+    constraint = structured.with_tools(
+        asked.options.constraint, asked.toolbox, served, prompt.start
+    )
+    options = dataclasses.replace(asked.options, constraint=constraint)
+    return Work(
+        (prompt,),
+        options,
+        "messages",
+        False,
+        asked.options.prompt_logprobs,
+        parser=parsers(served, asked, prompt),
+        one_call=not asked.toolbox.parallel,
+    )
+
+
+def _control(served: ServedModel) -> frozenset[str]:
+    """Control tokens of the format that the tokenizer has."""
+    known = served.format.parser.control
+    return frozenset(tag for tag in known if served.tokenizer.token_id(tag) is not None)
+
+
+def parsers(served: ServedModel, asked: ChatRequest, prompt: Prompt) -> Callable[[int], Machine]:
+    """Makes the parser of each choice. Ids of calls follow from the request, choice and number."""
+    request = secrets.token_hex(16)
+    format, control = served.format, _control(served)
+
+    def make(choice: int) -> Machine:
+        def new_id(number: int) -> str:
+            words = f"{request}.{choice}.{number}".encode()
+            return "call_" + hashlib.blake2b(words, digest_size=8).hexdigest()
+
+        return format.make(Setup(asked.toolbox.tools, prompt.start, control, new_id))
+
+    return make

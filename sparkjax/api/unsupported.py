@@ -17,19 +17,12 @@ log = logging.getLogger(__name__)
 # Field -> the values that ask for nothing. null always is one.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     # tools
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "web_search_options": (),
     # reasoning and templates
-    "reasoning_effort": (),
     "reasoning": (),
-    "thinking": (),
-    "enable_thinking": (),
     "include_reasoning": (True,),
-    "chat_template_kwargs": ({},),
     "chat_template": (),
     "documents": ([],),
     "add_generation_prompt": (True,),

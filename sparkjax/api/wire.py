@@ -12,6 +12,15 @@ from typing import Any, Protocol
 
 from sparkjax.engine.plan import TokenLogprob
 from sparkjax.text.detokenizer import Detokenizer
+from sparkjax.text.events import (
+    ContentDelta,
+    Event,
+    Fold,
+    Message,
+    ReasoningDelta,
+    ToolArgumentsDelta,
+    ToolCallStart,
+)
 from sparkjax.text.tokenizer import Tokenizer
 
 from .answer import Piece, Scored
@@ -23,35 +32,51 @@ from .prompts import Prompt
 class Whole:
     """The fold of one answer's pieces."""
 
-    text: str = ""
+    folded: Fold = dataclasses.field(default_factory=Fold)
     scored: list[Scored] = dataclasses.field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     finish: str | None = None
 
     def add(self, piece: Piece) -> None:
         """Takes the next piece."""
-        self.text += piece.text
+        for event in piece.events:
+            self.folded.add(event)
         self.scored += piece.scored
         self.prompt_logprobs += piece.prompt_logprobs
         self.finish = piece.finish
 
+    @property
+    def message(self) -> Message:
+        """What the model said."""
+        return self.folded.message()
+
+    @property
+    def text(self) -> str:
+        """Its content."""
+        return self.message.content
+
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """Token counts of a request; several choices share their prompt."""
+    """Token counts of a request; several choices share their prompt. `reasoning` is None where
+    answers are not told apart."""
 
     prompt: int
     completion: int
     cached: int
+    reasoning: int | None = None
 
     def json(self) -> dict[str, Any]:
         """OpenAI's `usage`."""
-        return {
+        found: dict[str, Any] = {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
         }
+        if self.reasoning is not None:
+            found["completion_tokens_details"] = {"reasoning_tokens": self.reasoning}
+        return found
 
 
 class Wire(Protocol):
@@ -82,18 +107,25 @@ class ChatWire:
         the time to the first token; the finish has an empty chunk of its own."""
         if piece.first:
             yield self._chunk(index, {"role": "assistant", "content": ""})
-        if piece.text or piece.scored:
-            logprobs = self._scored(piece.scored) if piece.scored else None
-            yield self._chunk(index, {"content": piece.text} if piece.text else {}, logprobs)
+        scored = piece.scored
+        for event in piece.events:
+            if isinstance(event, ContentDelta):
+                yield self._chunk(
+                    index, {"content": event.text}, self._scored(scored) if scored else None
+                )
+                scored = ()
+            elif (delta := chat_delta(event)) is not None:
+                yield self._chunk(index, delta)
+        if scored:
+            yield self._chunk(index, {}, self._scored(scored))
         if piece.finish:
             yield self._chunk(index, {}, None, piece.finish)
 
     def choice(self, index: int, whole: Whole) -> dict[str, Any]:
         """See Wire."""
-        message = {"role": "assistant", "content": whole.text, "refusal": None}
         return {
             "index": index,
-            "message": message,
+            "message": chat_message(whole.message),
             "logprobs": self._scored(whole.scored) if self._logprobs else None,
             "finish_reason": whole.finish,
         }
@@ -105,6 +137,45 @@ class ChatWire:
         self, index: int, delta: dict[str, Any], logprobs: Any = None, finish: str | None = None
     ) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+
+
+def chat_delta(event: Event) -> dict[str, Any] | None:
+    """The `delta` of an event, None where it has none."""
+    match event:
+        case ContentDelta():
+            return {"content": event.text}
+        case ReasoningDelta():
+            return {"reasoning_content": event.text}
+        case ToolCallStart():
+            call = _call(event.id, event.name, event.kind, "")
+            return {"tool_calls": [{"index": event.index, **call}]}
+        case ToolArgumentsDelta():
+            body = (
+                {"custom": {"input": event.text}}
+                if event.kind == "custom"
+                else {"function": {"arguments": event.text}}
+            )
+            return {"tool_calls": [{"index": event.index, **body}]}
+    return None
+
+
+def chat_message(message: Message) -> dict[str, Any]:
+    """The message of a choice; `content` is null only beside calls."""
+    made: dict[str, Any] = {
+        "role": "assistant",
+        "content": message.content if message.content or not message.tool_calls else None,
+        "refusal": None,
+    }
+    if message.reasoning:
+        made["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        made["tool_calls"] = [_call(c.id, c.name, c.kind, c.arguments) for c in message.tool_calls]
+    return made
+
+
+def _call(id: str, name: str, kind: str, text: str) -> dict[str, Any]:
+    field = "input" if kind == "custom" else "arguments"
+    return {"id": id, "type": kind, kind: {"name": name, field: text}}
 
 
 class CompletionWire:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from sparkjax.text.tokenizer import Tokenizer
 
@@ -19,9 +19,14 @@ class Detokenizer:
     nothing is decoded twice.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True):
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True, keep: Collection[int] = ()):
+        """Starts a stream.
+
+        Args:
+          keep: special tokens that are text all the same.
+        """
         self._vocabulary = tokenizer.vocabulary
-        self._skipped = self._vocabulary.special if skip_special else frozenset()
+        self._skipped = self._vocabulary.special - {*keep} if skip_special else frozenset()
         self._utf8 = _Utf8("replace")
         self._at_start = self._vocabulary.strip_first_space
 

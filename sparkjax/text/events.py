@@ -52,10 +52,12 @@ class ToolCallStart:
 
 @dataclasses.dataclass(frozen=True)
 class ToolArgumentsDelta:
-    """More of a call's arguments. Up to `ToolCallEnd` they are a strict prefix of JSON text."""
+    """More of a call's arguments. Up to `ToolCallEnd` they are a strict prefix of JSON text; those
+    of a "custom" tool are its input, as it is."""
 
     index: int
     text: str
+    kind: Kind = "function"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,6 +138,11 @@ class Fold:
                 self._arguments[event.index].append(event.text)
             case ToolCallEnd():
                 self._ended.add(event.index)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Fold) and self.message() == other.message()
+
+    __hash__ = None  # type: ignore[assignment]
 
     def message(self) -> Message:
         """The message so far."""

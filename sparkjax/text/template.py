@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import jinja2.meta
 
 from sparkjax.text import sandbox
 from sparkjax.text.hf_tokenizer import read_json, special_tokens
@@ -52,6 +53,16 @@ class ChatTemplate:
         self._tokens, self._limits = dict(tokens or {}), limits
         self._template = self._compile(source, name)
         self._tool_template = self._compile(tool_source, name) if tool_source else self._template
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What a template reads that a request may set: not the conversation, not tokens."""
+        found: set[str] = set()
+        for source in filter(None, (self.source, self.tool_source)):
+            found |= jinja2.meta.find_undeclared_variables(_ENVIRONMENT.parse(source))
+        given = {"messages", "tools", "documents", "add_generation_prompt"}
+        tokens = {name for name in found if name.endswith("_token")}
+        return frozenset(found - given - tokens - self._tokens.keys() - _ENVIRONMENT.globals.keys())
 
     def _compile(self, source: str, name: str) -> jinja2.Template:
         try:

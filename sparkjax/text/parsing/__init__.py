@@ -1,6 +1,6 @@
 """One parsing engine: generated text in, events out. One file for each format."""
 
 from .formats import FORMATS, Format, choose, format_named
-from .machine import Setup, Tool
+from .machine import Machine, Setup, Start, Tool
 
-__all__ = ["FORMATS", "Format", "Setup", "Tool", "choose", "format_named"]
+__all__ = ["FORMATS", "Format", "Machine", "Setup", "Start", "Tool", "choose", "format_named"]

@@ -79,7 +79,8 @@ FORMATS: dict[str, Format] = {
             lambda t: "<|python_tag|>" in t or '"parameters":' in t.replace(r"\"", '"'),
             splits="",
         ),
-        Format("dsml", Dsml, lambda t: "｜DSML｜" in t, ("deepseek_v4", "deepseek_v41")),
+        Format("dsml", Dsml, lambda t: "｜DSML｜" in t, ("deepseek_v4",)),
+        Format("dsml_spaced", Dsml, lambda t: False, ("deepseek_v41",)),
         Format("plain", Plain, lambda t: True, calls=False),
     )
 }

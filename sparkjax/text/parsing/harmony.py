@@ -35,11 +35,13 @@ class Harmony(Machine):
                 continue
             if channel == "analysis":
                 self.reopen()
-            sink = self.think if channel == "analysis" else self.say
+            self.thinking = channel == "analysis"
+            sink = self.think if self.thinking else self.say
             if (yield from self.until((*ENDS, START), sink)) is None:
                 place, rest = self.at, self.rest()
                 if rest:
                     sink(rest, place)
+            self.thinking = False
 
     def _header(self) -> Reading[tuple[str, str] | None]:
         """(channel, recipient) of the next message; None at the end of the answer."""
@@ -68,8 +70,8 @@ class Harmony(Machine):
 
     def _call(self, name: str) -> Reading[None]:
         self.begin()
-        self.name(name)
         tool = self.tools.get(name)
+        self.name(name, plain=True)
         try:
             if tool is not None and tool.kind == "custom":
                 yield from self.until(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 
@@ -170,3 +171,13 @@ class JsonScanner:
             self._state = "comma"
         else:
             self.done = True
+
+
+def quoted(text: str) -> str:
+    """JSON text of a string."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def escaped(text: str) -> str:
+    """A part of a JSON string: `quoted` without the quotes."""
+    return quoted(text)[1:-1]

@@ -11,7 +11,6 @@ UTF-8 never holds), so that its spelling in ordinary text is no tag.
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, Literal, TypeVar
@@ -27,7 +26,8 @@ from sparkjax.text.events import (
     ToolCallStart,
 )
 
-from .json_text import JsonScanner, Malformed
+from .custom import InputReader
+from .json_text import JsonScanner, Malformed, quoted
 
 Start = Literal["content", "reasoning", "auto", "call"]
 HOLD = 64
@@ -119,11 +119,14 @@ class Machine:
         self._pending: list[Event] = []
         self._held = 0
         self._calls = self._certain = 0
+        self._kind: Kind = "function"
+        self._input: InputReader | None = None
         self._lead = False
         self._newlines = 0
         self._thought = False
         self._gap: list[tuple[str, int]] | None = None
         self.said = False
+        self.thinking = setup.start == "reasoning"
 
     # -- the protocol ---------------------------------------------------------------------------
 
@@ -356,18 +359,25 @@ class Machine:
         if self._raw is None:
             self._raw, self._raw_at = [self.marked(tag)], self.at - len(tag)
 
-    def name(self, name: str) -> None:
-        """A call begins."""
+    def name(self, name: str, plain: bool = False) -> None:
+        """A call begins; `plain`: the input of a custom tool comes as it is, not as JSON."""
         tool = self.tools.get(name)
         kind = tool.kind if tool is not None else "function"
         index, self._calls = self._calls, self._calls + 1
+        self._kind = kind
+        self._input = InputReader() if kind == "custom" and not plain else None
         self._pending.append(ToolCallStart(index, self.setup.new_id(index), name, kind))
 
     def argue(self, text: str) -> None:
         """More of the newest call's arguments."""
+        if self._input is not None:
+            text = self._input.feed(text)
+        self._send(text)
+
+    def _send(self, text: str) -> None:
         if not text:
             return
-        event = ToolArgumentsDelta(self._calls - 1, text)
+        event = ToolArgumentsDelta(self._calls - 1, text, self._kind)
         if self._raw is None:
             self._out.append(event)
             return
@@ -378,6 +388,8 @@ class Machine:
 
     def end_call(self, certain: bool = True) -> None:
         """The newest call is complete; `certain`: nothing that follows can make it text."""
+        if self._input is not None:
+            self._send(self._input.finish())
         event = ToolCallEnd(self._calls - 1)
         if self._raw is None:
             self._out.append(event)
@@ -480,7 +492,7 @@ def _merged(events: list[Event]) -> list[Event]:
             and isinstance(last, ToolArgumentsDelta)
             and last.index == event.index
         ):
-            merged[-1] = ToolArgumentsDelta(event.index, last.text + event.text)
+            merged[-1] = dataclasses.replace(last, text=last.text + event.text)
             continue
         merged.append(event)
     return merged
@@ -505,13 +517,3 @@ class Arguments:
     def close(self) -> None:
         """The object is complete."""
         self._machine.argue("{}" if self._empty else "}")
-
-
-def quoted(text: str) -> str:
-    """JSON text of a string."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def escaped(text: str) -> str:
-    """A part of a JSON string: `quoted` without the quotes."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]

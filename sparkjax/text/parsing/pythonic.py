@@ -10,7 +10,8 @@ import ast
 import json
 import re
 
-from .machine import Arguments, Ended, Machine, Malformed, Reading, escaped
+from .json_text import escaped
+from .machine import Arguments, Ended, Machine, Malformed, Reading
 
 BEGIN, END = "<|python_start|>", "<|python_end|>"
 _WORD = re.compile(r"[\w.]+")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .machine import Arguments, Ended, Machine, Malformed, Reading, escaped
+from .json_text import escaped
+from .machine import Arguments, Ended, Machine, Malformed, Reading
 from .values import typed
 
 Sink = Callable[[str, int], object]
@@ -48,6 +49,7 @@ class Tagged(Machine):
         if splits and not self.text_mode:
             closers += (THINK,)
         while True:
+            self.thinking = thinking
             sink: Sink = self.think if thinking else self.say
             tags = (UNTHINK,) if thinking else closers
             tag = yield from self.until((*tags, *openers), sink)

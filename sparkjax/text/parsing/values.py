@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .machine import quoted
+from .json_text import quoted
 
 TYPES = frozenset(["string", "integer", "number", "boolean", "null", "array", "object"])
 _PYTHON = {"True": True, "False": False, "None": None}
