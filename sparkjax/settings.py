@@ -32,6 +32,13 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
             "Python package"
         ),
     ] = None
+    manifest: Annotated[
+        str | None,
+        Meta(
+            description="the published checkpoint that `sparkjax plan` sizes (checkpoints/NAME.yaml); "
+            "null finds it by the repository in model.path"
+        ),
+    ] = None
     name: Annotated[
         str | None, Meta(description="id that clients ask for; null takes it from the path")
     ] = None
@@ -139,6 +146,15 @@ class Http(msgspec.Struct, frozen=True, kw_only=True):
     cors_origins: Annotated[
         tuple[str, ...], Meta(description="web origins whose pages may call the API")
     ] = ()
+    stored_responses: Annotated[
+        int, Meta(ge=0, le=1_000_000, description="responses of /v1/responses that are kept; 0 keeps none")
+    ] = 1000
+    stored_response_bytes: Annotated[
+        int, Meta(ge=0, le=1 << 40, description="bytes of their JSON, conversations included")
+    ] = 64 << 20
+    stored_response_seconds: Annotated[
+        float, Meta(gt=0, le=1e9, description="time that an unused one is kept")
+    ] = 86400.0
     max_connections: Annotated[
         int, Meta(ge=1, le=65536, description="connections open at a time")
     ] = 512
@@ -210,6 +226,23 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="keep BF16 matrices in 12 bits a weight, without loss (a matrix that does "
              "not compress stays as it is)"),
     ] = False
+    image: Annotated[
+        str | None,
+        Meta(
+            description="directory where each rank keeps its weights as the device holds them, to "
+            "start from the next time; null keeps none"
+        ),
+    ] = None
+    verify_image: Annotated[
+        bool, Meta(description="compare an image's checksums before it is used")
+    ] = False
+    parallel: Annotated[
+        int, Meta(ge=1, le=64, description="reads of checkpoint files at a time")
+    ] = 8
+    direct: Annotated[
+        bool | None,
+        Meta(description="read past the page cache; null does so from 1 GiB on"),
+    ] = None
     check: Annotated[
         bool, Meta(description="compare what the device holds with what was read, after loading")
     ] = True
@@ -251,11 +284,11 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
 }  # fmt: skip
 PATHS = frozenset(
     ["model.path", "model.chat_template", "engine.journal", "engine.compilation_cache",
-     "http.api_keys", "mesh.secret", "weights.folder"]
+     "http.api_keys", "mesh.secret", "weights.folder", "weights.image"]
 )  # fmt: skip
 # What may differ between the hosts of one model without changing a token or a decision. The
 # model itself is not among the decisions of this file: its weights have a digest of their own.
 LOCAL = PATHS | {
     "model.name", "model.aliases", "engine.watchdog_seconds", "mesh.rank", "mesh.secret",
-    "weights.check",
+    "weights.check", "weights.verify_image", "weights.parallel", "weights.direct",
 }  # fmt: skip

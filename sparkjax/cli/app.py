@@ -234,6 +234,29 @@ def config(
 
 
 @app.command()
+def plan(
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="A manifest's name: proposes box counts.")
+    ] = None,
+    boxes: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Ranks (mesh.tensor_parallel).")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Device kind whose constants are used.")] = "gb10",
+    compile: Annotated[
+        bool, typer.Option(help="Compile the programs for GB10, to count what they launch.")
+    ] = True,
+    as_json: Json = False,
+) -> None:
+    """Size a recipe for GB10 boxes: memory, projected speed, what limits it. Needs no GPU."""
+    with show.plain_errors():
+        from . import plan as planning
+
+        planning.run(_load(config, overrides), model, boxes, device, compile, as_json)
+
+
+@app.command()
 def bench(
     url: Url = URL,
     model: Annotated[str | None, typer.Option("--model", "-m", help="Served model id.")] = None,
