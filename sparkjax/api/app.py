@@ -29,10 +29,12 @@ from .front import Front
 from .gate import Gate, error_response, record_of
 from .job import Work
 from .keys import Keys, RateLimit
+from .pages import PAGES, page
 from .reply import Reply
 from .responses.routes import Responses
 from .schema import openapi
 from .served import ServedModel
+from .status import status
 from .turn import turn
 from .wire import ChatWire, CompletionWire, Wire
 
@@ -75,7 +77,9 @@ def create_app(
         yield
         front.close()
 
-    app = FastAPI(title="sparkjax", version=sparkjax.__version__, lifespan=lifespan, redoc_url=None)
+    app = FastAPI(
+        title="sparkjax", version=sparkjax.__version__, lifespan=lifespan, docs_url=None, redoc_url=None
+    )
     app.state.front = front
     app.openapi = lambda: openapi(served)  # type: ignore[method-assign]
     desk = Desk(front, http, bool(log_config and log_config.prompts))
@@ -129,6 +133,8 @@ class _Routes:
             ("GET", "/v1/models/{model:path}", self.model),
             ("POST", "/tokenize", self.tokenize),
             ("POST", "/detokenize", self.detokenize),
+            ("GET", "/status", self.status),
+            *(("GET", path, page) for path in PAGES),
             ("GET", "/health", self.health),
             ("GET", "/ready", self.ready),
             ("GET", "/metrics", self.metrics),
@@ -259,6 +265,9 @@ class _Routes:
         if state == "ready":
             return _json({"status": "ready"})
         return _json({"status": state}, 503, {"Retry-After": "5"})
+
+    async def status(self, request: Request) -> Response:
+        return _json(status(self.front))
 
     async def metrics(self, request: Request) -> Response:
         text, kind = self.front.metrics.render()

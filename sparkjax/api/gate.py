@@ -21,12 +21,13 @@ from .anthropic import errors as anthropic
 from .errors import ApiError
 from .keys import Keys, RateLimit
 from .metrics import Metrics
+from .pages import PAGES
 
 log = logging.getLogger("sparkjax.request")
 
-OPEN = frozenset(["/health"])
-"""Routes that ask for no key: liveness, which tells nothing."""
-QUIET = frozenset(["/health", "/ready", "/metrics"])
+OPEN = frozenset(["/health", *PAGES])
+"""Routes that ask for no key: liveness, which tells nothing, and pages, which ask their reader."""
+QUIET = frozenset(["/health", "/ready", "/metrics", "/status"])
 """Routes that machines poll: their lines are for debugging."""
 BODY_SECONDS = 60.0
 DISCARD = 64 << 20

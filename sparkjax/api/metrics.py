@@ -79,7 +79,7 @@ class Metrics:
     def __init__(self, model: str, engine: EngineService):
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model, "engine": "0"}
-        shared = CollectorRegistry()  # without prefixes
+        shared = self._shared = CollectorRegistry()  # without prefixes
         self._counters = {
             name: Counter(name, doc, LABELS, registry=shared).labels(**self._labels)
             for name, doc in COUNTERS.items()
@@ -120,6 +120,16 @@ class Metrics:
     def refused(self, code: str) -> None:
         """One request was answered with an error."""
         self._refused.labels(**self._labels, code=code).inc()
+
+    def totals(self) -> dict[str, float]:
+        """Sums since the start: counters by name, histograms as NAME_sum and NAME_count."""
+        found: dict[str, float] = {}
+        for metric in self._shared.collect():
+            for sample in metric.samples:
+                if sample.name.endswith(("_total", "_sum", "_count")):
+                    name = sample.name.removesuffix("_total")
+                    found[name] = found.get(name, 0.0) + sample.value
+        return found
 
     def render(self) -> tuple[bytes, str]:
         """(text, content type) for a scrape."""

@@ -59,6 +59,7 @@ def paths() -> Schema:
             "post": operation("Tokens of a conversation", "MessagesRequest", "MessageTokens", messages,
                               error="AnthropicError", failed="AnthropicError")
         },
+        "/status": {"get": operation("The server's numbers", None, "ServerStatus", PLAIN)},
         "/v1/score": {
             "post": operation("How likely one text is after another", "ScoreRequest", "Scores", GENERATION)
         },
@@ -135,6 +136,12 @@ def schemas(served: ServedModel) -> Schema:
                      "token_logprobs": {"type": "array", "items": {"type": "number"}}},
                     ["index", "object", "score", "tokens"])}},
             ["object", "data"],
+        ),
+        "ServerStatus": record(
+            {"model": text, "version": text, "state": text, "time": {"type": "number"},
+             **{name: any_object for name in ("requests", "kv", "tokens", "first_token")},
+             "ranks": items},
+            ["model", "state", "requests", "kv", "tokens", "ranks"],
         ),
         "AnthropicError": {"anyOf": [
             record({"type": {"const": "error"}, "error": error}, ["type", "error"]),

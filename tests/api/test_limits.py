@@ -23,9 +23,9 @@ from .conftest import refused
 KEYS = "# people\nalice-key\n\n  bob-key  \nschlüssel\n"
 ROUTES = [
     ("GET", "/ready"), ("GET", "/metrics"), ("GET", "/v1/models"), ("GET", "/v1/models/toy"),
-    ("GET", "/docs"), ("GET", "/openapi.json"), ("GET", "/nothing"), ("POST", "/v1/chat/completions"),
+    ("GET", "/status"), ("GET", "/openapi.json"), ("GET", "/nothing"), ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"), ("POST", "/tokenize"), ("POST", "/detokenize"), ("POST", "/admin/profile"),
-    ("GET", "/health/"), ("GET", "//health"),
+    ("GET", "/health/"), ("GET", "/health//"), ("POST", "/v1/responses"), ("POST", "/v1/score"),
 ]  # fmt: skip
 
 
