@@ -1,0 +1,1 @@
+"""Sizing a recipe for GB10 boxes on any machine."""
