@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import sparkjax
+from sparkjax.structured.tools import WRITERS
 
 from . import admin, chat, completions, prompts, score, tokens
 from .anthropic.routes import Messages
@@ -133,6 +134,7 @@ class _Routes:
             ("GET", "/v1/models/{model:path}", self.model),
             ("POST", "/tokenize", self.tokenize),
             ("POST", "/detokenize", self.detokenize),
+            ("GET", "/tokenizer_info", self.tokenizer_info),
             ("GET", "/status", self.status),
             *(("GET", path, page) for path in PAGES),
             ("GET", "/health", self.health),
@@ -206,6 +208,9 @@ class _Routes:
         limit = max(MOST_TOKENIZE, self.front.longest)
         return _json(await self.front.off_loop(tokens.detokenize, values, self.front.served, limit))
 
+    async def tokenizer_info(self, request: Request) -> Response:
+        return _json(tokens.tokenizer_info(self.front.served))
+
     # --- The model ------------------------------------------------------------------------------
 
     async def models(self, request: Request) -> Response:
@@ -238,7 +243,17 @@ class _Routes:
             },
             "sampling": {"available": True, "defaults": dataclasses.asdict(served.defaults)},
             "chat": {"available": served.template is not None},
-            "tools": {"available": False, "constrained": False},
+            "tools": {
+                "available": served.template is not None and served.format.calls,
+                "constrained": served.format.name in WRITERS,
+                "format": served.format.name,
+            },
+            "reasoning": {
+                "available": served.thinking.available,
+                "switchable": served.thinking.switch is not None,
+                "default": served.thinking.default,
+                "effort_mapping": served.thinking.efforts,
+            },
             "response_format": {"json_object": True, "json_schema": True},
             "structured_outputs": {"regex": True, "choice": True, "lark": True, "gbnf": True},
             "input_modalities": ["text"],

@@ -59,7 +59,9 @@ def probe(template: Template) -> Thinking:
     plain = _render(template)
     efforts: dict[str, Any] = {}
     if "reasoning_effort" in template.source:
-        for scale in _SCALES:
+        # One that prints any word was trained on OpenAI's three.
+        echoes = "zzz" in (_render(template, reasoning_effort="zzz") or "")
+        for scale in _SCALES[-1:] if echoes else _SCALES:
             words = list(dict.fromkeys(scale))
             seen = [_render(template, reasoning_effort=word) for word in words]
             if None not in seen and len(set(seen)) == len(words):
