@@ -127,7 +127,7 @@ def make_limits(
             window=window,
         )
 
-    room = memory.available(jax.devices()[0]) if room is None else room
+    room = memory.available(jax.local_devices()[0]) if room is None else room
     fixed = cache_bytes(model, limits(0))
     a_page = cache_bytes(model, limits(page_size)) - fixed
     fits = int(max(room - fixed, 0) // a_page) * page_size if a_page else slots * context

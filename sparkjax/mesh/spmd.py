@@ -32,7 +32,7 @@ def spmd(function: Callable, mesh: Mesh | None, in_specs: Any, out_specs: Any) -
 def shardings(mesh: Mesh | None, specs: Any) -> Any:
     """NamedShardings of a tree of PartitionSpecs; without a mesh, the default device."""
     if mesh is None:
-        one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         return jax.tree.map(lambda _: one, specs, is_leaf=lambda s: isinstance(s, PartitionSpec))
     return jax.tree.map(
         lambda spec: NamedSharding(mesh, spec),
