@@ -153,7 +153,7 @@ PATHOLOGICAL = {
 
 
 @pytest.mark.parametrize("name", PATHOLOGICAL)
-def test_t28_pathological_grammars_are_refused(shared, name):
+def test_T28_pathological_grammars_are_refused(shared, name):
     refused(shared.chat(**PATHOLOGICAL[name]), 400)
     assert shared.chat(response_format={"type": "json_object"}).status_code == 200
 
@@ -171,7 +171,7 @@ def test_half_a_surrogate_pair_is_no_text(shared):
         refused(response, 400, json.loads("{" + field + "}").popitem()[0], "invalid_grammar")
 
 
-def test_t28_a_slow_grammar_holds_nobody_up(make_api):
+def test_T28_a_slow_grammar_holds_nobody_up(make_api):
     """While one grammar is being tried (and given up), another request streams on."""
     api = make_api(script=speak("hello world " * 20))
     api.chat(response_format={"type": "json_object"})  # the workers are there
@@ -201,12 +201,12 @@ def test_t28_a_slow_grammar_holds_nobody_up(make_api):
     assert served >= 1
 
 
-def test_t29_long_bounds_work(shared):
+def test_T29_long_bounds_work(shared):
     schema = {"type": "string", "maxLength": 2000}
     assert shared.chat(response_format=strict(schema)).status_code == 200
 
 
-def test_t11_descriptions_never_reach_the_grammar(shared):
+def test_T11_descriptions_never_reach_the_grammar(shared):
     sources = []
     for words in ("the first", "the second"):
         schema = {**PERSON, "description": words, "title": words, "examples": [words]}

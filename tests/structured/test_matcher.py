@@ -20,7 +20,7 @@ TEXT = source(Wanted("json_schema", PERSON)).text
 
 
 @pytest.mark.parametrize("after", ["", "</think>"])
-def test_t33_draft_rows_are_the_masks_one_by_one(after: str):
+def test_T33_draft_rows_are_the_masks_one_by_one(after: str):
     """Masks of k + 1 positions at once, from any place, and nothing of it stays: the automaton
     follows the committed tokens only. The drafts go wrong at a random place."""
     rng = random.Random(3)

@@ -16,7 +16,7 @@ def grammar(schema: object, strict: bool = False) -> str:
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_t31_an_object_that_lists_properties_has_no_others(strict: bool):
+def test_T31_an_object_that_lists_properties_has_no_others(strict: bool):
     listed = grammar({"type": "object", "properties": {"a": {"type": "integer"}}}, strict)
     assert follows(listed, '{"a": 1}') and follows(listed, "{}")
     assert not follows(listed, '{"b": 1}') and not follows(listed, '{"a": 1, "b": 1}')
@@ -123,7 +123,7 @@ def test_size_and_depth_are_bounded():
         source(Wanted("json_schema", {"const": "x" * 300_000}))
 
 
-def test_t30_white_space_is_bounded_and_escapes_are_valid():
+def test_T30_white_space_is_bounded_and_escapes_are_valid():
     """No two blanks in a row between tokens but an indentation of at most 32; strings have only
     the escapes of JSON, and no half of a surrogate pair."""
     text = grammar(

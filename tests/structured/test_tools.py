@@ -89,7 +89,7 @@ def test_forced_calls_are_read_as_calls(name: str, control: bool):
         assert len(parse(name, answer(single, seed), control).tool_calls) == 1
 
 
-def test_t32_a_schema_and_tools_together_allow_either():
+def test_T32_a_schema_and_tools_together_allow_either():
     """The first token picks: the answer that the schema describes, or calls."""
     schema = {
         "type": "object",
@@ -110,7 +110,7 @@ def test_t32_a_schema_and_tools_together_allow_either():
     assert kinds == {"calls", "answer"}
 
 
-def test_t11_descriptions_play_no_part():
+def test_T11_descriptions_play_no_part():
     other = {
         **WEATHER,
         "properties": {**WEATHER["properties"], "city": {"type": "string", "description": "!"}},

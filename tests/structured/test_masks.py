@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import random
 import re
-import shutil
-from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+import schemas
+from test_generated import check
+from test_generated import grammar as strict
 
 from sparkjax import compiles
 from sparkjax.engine.engine import Engine
@@ -20,7 +21,6 @@ from sparkjax.engine.records import Grammar, Sampling, Submit
 from sparkjax.model import Model
 from sparkjax.structured.sources import Wanted, source
 
-TESTS = Path(__file__).parent.parent
 PEOPLE = {
     "type": "object",
     "properties": {
@@ -41,24 +41,6 @@ def regex(pattern: str) -> Grammar:
 
 
 ANYTHING = Grammar(source(Wanted("lark", "start: ANY\nANY: /(?s:.)*/")).text)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    folder = tmp_path_factory.mktemp("tiny")
-    for name in ("config.json", "model.safetensors"):
-        shutil.copy(TESTS / "golden" / "llama" / name, folder / name)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(TESTS / "data" / "tiny_chat" / name, folder / name)
-    return Model.load(folder)
-
-
-@pytest.fixture(scope="module")
-def engine(model: Model) -> Engine:
-    engine = Engine(model, make_limits(model, slots=4, context=512, tiles=(16,), page_size=16))
-    engine.runner.warm()
-    compiles.count()
-    return engine
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +86,15 @@ def test_a_random_model_writes_what_the_schema_says(engine: Engine, ends):
         assert list(person) == ["name", "age", "tags"] and 0 <= person["age"] <= 120
         assert len(person["name"]) <= 12 and len(person["tags"]) <= 3
     assert len({text(engine, a) for a in answers}) == 8
+
+
+def test_generated_schemas(engine: Engine, ends):
+    made = [schemas.schema(seed) for seed in range(10)]
+    with compiles.forbidden():
+        answers = run(
+            engine, *(request(ends, strict(each), i, most=1900) for i, each in enumerate(made))
+        )
+    check([(text(engine, a), a["error"] or a["finish"]) for a in answers], made)
 
 
 def test_alone_and_in_company_are_the_same(engine: Engine, ends):
@@ -215,7 +206,7 @@ def test_cancels_free_grammars(engine: Engine, ends):
 
 def test_a_recorded_run_replays_on_another_rank(model: Model, engine: Engine, ends):
     """T33's first half: the automata follow the committed tokens, on every rank alike."""
-    limits = make_limits(model, slots=4, context=512, tiles=(16,), page_size=16)
+    limits = make_limits(model, slots=4, context=2048, tiles=(16,), page_size=16)
     recorded: list[bytes] = []
     first = Engine(model, limits, record=lambda tick: recorded.append(encode(tick)))
     first.runner.programs = engine.runner.programs  # compiled already
