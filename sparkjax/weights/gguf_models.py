@@ -283,6 +283,8 @@ def _gemma3(f: _Fields) -> dict[str, Any]:
         "model_type": "gemma3_text",
         "architectures": ["Gemma3ForCausalLM"],
         "hidden_activation": "gelu_pytorch_tanh",
+        # Of the embedding's factor, sqrt(hidden): blocks stand for float32 numbers.
+        "dtype": "float32",
         "rope_theta": f.get("rope.freq_base", float, 1_000_000.0),
         "rope_local_base_freq": f.get("rope.freq_base_swa", float, _GEMMA3_LOCAL_THETA),
         "sliding_window": f.positive("attention.sliding_window"),

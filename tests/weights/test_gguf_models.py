@@ -135,6 +135,8 @@ def test_gemma3_says_what_llama_cpp_knows(tmp_path):
     assert config["sliding_window"] == 12
     assert config["rope_local_base_freq"] == 10000.0
     assert config["query_pre_attn_scalar"] == HEAD_DIM
+    # The embedding's factor is not rounded to bfloat16, as it is for published checkpoints.
+    assert config["dtype"] == "float32"
     assert config["layer_types"] == ["sliding_attention"] * LAYERS
     opened = convert(
         tmp_path / "n.gguf",
