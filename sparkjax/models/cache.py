@@ -178,34 +178,6 @@ def write_ring(ring: jax.Array, layer: Any, rows: jax.Array, batch: Batch) -> ja
     return ring.at[layer, batch.slots[:, None], place].set(rows.astype(ring.dtype), mode="drop")
 
 
-# --- State ------------------------------------------------------------------------------------
-
-
-def read_state(states: jax.Array, layer: Any, batch: Batch) -> jax.Array:
-    """[B, ...]: each row's state before its first token; zeros at the start of a sequence."""
-    place = (batch.start - 1) % states.shape[2]
-    state = states[layer, batch.slots, place]
-    fresh = (batch.start == 0).reshape(-1, *(1,) * (state.ndim - 1))
-    return jnp.where(fresh, jnp.zeros((), state.dtype), state)
-
-
-def write_state(states: jax.Array, layer: Any, state: jax.Array, batch: Batch) -> jax.Array:
-    """Keeps the state after each row's last real token. `state` is [B, ...].
-
-    Enough for prefill and plain decode; a step that may be taken back by up to `depth` tokens
-    uses `write_state_rows`.
-    """
-    newest = batch.start + batch.lengths - 1
-    place = jnp.where(batch.lengths > 0, newest % states.shape[2], states.shape[2])
-    return states.at[layer, batch.slots, place].set(state.astype(states.dtype), mode="drop")
-
-
-def write_state_rows(states: jax.Array, layer: Any, rows: jax.Array, batch: Batch) -> jax.Array:
-    """Keeps the states after each row's last `depth + 1` real tokens. `rows` is [B, Q, ...], the
-    state after every token."""
-    return write_ring(states, layer, rows, batch)
-
-
 # --- Snapshots of one sequence ------------------------------------------------------------------
 
 

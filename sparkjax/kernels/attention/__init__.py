@@ -9,14 +9,15 @@ import jax
 from ...mesh.context import Context
 from ..dispatch import Implementation, choose
 from . import native as native
-from . import reference
-from .reference import ring_attention
+from . import reference, triton
 
 __all__ = ["paged_attention", "paged_write", "ring_attention"]
 
 IMPLEMENTATIONS = (
     Implementation("native", "cpu", native.supports, native.paged_attention),
+    Implementation("triton", "cuda", triton.supports, triton.paged_attention),
 )
+RING_IMPLEMENTATIONS = (Implementation("triton", "cuda", triton.supports, triton.ring_attention),)
 WRITE_IMPLEMENTATIONS = (
     Implementation("native", "cpu", native.supports_write, native.paged_write),
 )
@@ -49,6 +50,36 @@ def paged_attention(
     )  # fmt: skip
 
 
+def ring_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    ring_k: jax.Array,
+    ring_v: jax.Array,
+    layer: Any,
+    slots: jax.Array,
+    start: jax.Array,
+    lengths: jax.Array,
+    *,
+    context: Context,
+    window: int,
+    scale: float,
+    softcap: float = 0.0,
+    sinks: jax.Array | None = None,
+) -> jax.Array:
+    """Sliding-window attention of each row's new tokens to its ring and to one another, in q's
+    dtype. Arguments as in `reference.ring_attention_cached`.
+    """
+    function = choose(
+        "ring_attention", context, reference.ring_attention_cached, RING_IMPLEMENTATIONS,
+        q, ring_k, ring_v,
+    )  # fmt: skip
+    return function(
+        q, k, v, ring_k, ring_v, layer, slots, start, lengths,
+        window=window, scale=scale, softcap=softcap, sinks=sinks,
+    )  # fmt: skip
+
+
 def paged_write(
     plane: jax.Array,
     rows: jax.Array,
@@ -61,6 +92,6 @@ def paged_write(
 ) -> jax.Array:
     """The plane with each row's real tokens written; arguments as in `reference.paged_write`."""
     function = choose(
-        "attention", context, reference.paged_write, WRITE_IMPLEMENTATIONS, plane, rows
+        "paged_write", context, reference.paged_write, WRITE_IMPLEMENTATIONS, plane, rows
     )
     return function(plane, rows, layer, pages, start, lengths)

@@ -153,7 +153,9 @@ def ring_attention(
       [B, Q, Hq, Dv] in q's dtype.
     """
     if ring_k.shape[1] < window - 1:
-        raise ValueError(f"a window of {window} needs {window - 1} rows, the ring has {ring_k.shape[1]}")
+        raise ValueError(
+            f"a window of {window} needs {window - 1} rows, the ring has {ring_k.shape[1]}"
+        )
     query = positions_of(start, q.shape[1])
     real = query < (start + lengths)[:, None]
     key = jnp.concatenate([ring_positions, jnp.where(real, query, -1)], axis=1)
@@ -161,6 +163,44 @@ def ring_attention(
     keys = jnp.concatenate([ring_k.astype(k.dtype), k], axis=1)
     values = jnp.concatenate([ring_v.astype(v.dtype), v], axis=1)
     return attend(q, keys, values, seen, scale=scale, softcap=softcap, sinks=sinks)
+
+
+def ring_attention_cached(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    ring_k: jax.Array,
+    ring_v: jax.Array,
+    layer: Any,
+    slots: jax.Array,
+    start: jax.Array,
+    lengths: jax.Array,
+    *,
+    window: int,
+    scale: float,
+    softcap: float = 0.0,
+    sinks: jax.Array | None = None,
+) -> jax.Array:
+    """`ring_attention` to rings that lie in planes.
+
+    Args:
+      q, k, v: [B, Q, Hq, D], [B, Q, Hk, D], [B, Q, Hk, Dv], the new tokens.
+      ring_k, ring_v: [L, slots, R, Hk, D] and [L, slots, R, Hk, Dv] without the new tokens;
+        position p of a sequence lies at place p % R of its slot.
+      layer: int or int32 [], which layer of the planes.
+      slots, start, lengths: int32 [B].
+
+    Returns:
+      [B, Q, Hq, Dv] in q's dtype.
+    """
+    size = ring_k.shape[2]
+    newest = start[:, None] - 1
+    positions = newest - (newest - jnp.arange(size, dtype=jnp.int32)) % size
+    rings = ring_k[layer, slots], ring_v[layer, slots]
+    return ring_attention(
+        q, k, v, *rings, positions, start, lengths,
+        window=window, scale=scale, softcap=softcap, sinks=sinks,
+    )  # fmt: skip
 
 
 def paged_write(

@@ -8,11 +8,12 @@ import jax
 
 from ...mesh.context import Context
 from ..dispatch import Implementation, choose
-from . import reference
+from . import reference, triton
 
 __all__ = ["pick_blocks", "select_within"]
 
-IMPLEMENTATIONS: tuple[Implementation, ...] = ()
+BLOCK_IMPLEMENTATIONS = (Implementation("triton", "cuda", triton.supports, triton.pick_blocks),)
+WITHIN_IMPLEMENTATIONS = (Implementation("triton", "cuda", triton.supports, triton.select_within),)
 
 
 def pick_blocks(
@@ -29,7 +30,7 @@ def pick_blocks(
     scale: float,
 ) -> jax.Array:
     """int32 [B, Q, k]; arguments as in `reference.pick_blocks`."""
-    function = choose("candidates", context, reference.pick_blocks, IMPLEMENTATIONS, q, plane)
+    function = choose("candidates", context, reference.pick_blocks, BLOCK_IMPLEMENTATIONS, q, plane)
     return function(q, weights, plane, layer, pages, limit, k=k, size=size, scale=scale)
 
 
@@ -48,5 +49,7 @@ def select_within(
     scale: float,
 ) -> jax.Array:
     """int32 [B, Q, k]; arguments as in `reference.select_within`."""
-    function = choose("candidates", context, reference.select_within, IMPLEMENTATIONS, q, plane)
+    function = choose(
+        "candidates", context, reference.select_within, WITHIN_IMPLEMENTATIONS, q, plane
+    )
     return function(q, weights, plane, layer, pages, limit, blocks, k=k, size=size, scale=scale)

@@ -8,12 +8,12 @@ import jax
 
 from ...mesh.context import Context
 from ..dispatch import Implementation, choose
-from . import reference
+from . import reference, triton
 from .reference import index_scores, top_rows
 
 __all__ = ["index_scores", "select", "top_rows"]
 
-IMPLEMENTATIONS: tuple[Implementation, ...] = ()
+IMPLEMENTATIONS = (Implementation("triton", "cuda", triton.supports, triton.select),)
 
 
 def select(

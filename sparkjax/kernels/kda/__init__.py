@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 
 from ...mesh.context import Context
 from ..dispatch import Implementation, choose
+from ..gated_delta import triton
 from . import reference
 
-IMPLEMENTATIONS: tuple[Implementation, ...] = ()
+IMPLEMENTATIONS = (Implementation("triton", "cuda", triton.supports, triton.gated_delta),)
 
 
 def kda(
@@ -17,12 +20,14 @@ def kda(
     v: jax.Array,
     g: jax.Array,
     beta: jax.Array,
-    state: jax.Array,
+    plane: jax.Array,
+    layer: Any,
+    slots: jax.Array,
+    start: jax.Array,
     lengths: jax.Array,
-    keep: int = 1,
     *,
     context: Context,
-) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array] | None]:
-    """(outputs, last state, recent states or None); arguments as in `reference.kda`."""
-    function = choose("kda", context, reference.kda, IMPLEMENTATIONS, q, v, keep)
-    return function(q, k, v, g, beta, state, lengths, keep)
+) -> tuple[jax.Array, jax.Array]:
+    """(outputs, plane with the new states); arguments as in `reference.kda_cached`."""
+    function = choose("kda", context, reference.kda_cached, IMPLEMENTATIONS, q, v, g, plane)
+    return function(q, k, v, g, beta, plane, layer, slots, start, lengths)

@@ -23,9 +23,12 @@ Both take g = 0 and beta = 0 for a token that is not there: the state passes it 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from .. import states
 
 EPS = 1e-6
 CHUNK = 16
@@ -220,3 +223,32 @@ def kda(
     if keep == 1:
         return out, last, None
     return out, last, last_states(k, u, g, state, lengths, keep)
+
+
+def kda_cached(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    g: jax.Array,
+    beta: jax.Array,
+    plane: jax.Array,
+    layer: Any,
+    slots: jax.Array,
+    start: jax.Array,
+    lengths: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """The rule over a row of tokens whose states live in a plane (see `kernels.states`).
+
+    Args:
+      q, k, v, g, beta, lengths: as in `kda`.
+      plane: float32 [L, slots, n, heads, Dk, Dv], the states of all layers.
+      layer: int or int32 [], which of them.
+      slots, start: int32 [B], where each row's states live, and the position of its first token.
+
+    Returns:
+      outputs [B, Q, heads, Dv] (arbitrary behind `lengths`), and the plane with the states after
+      each row's last n tokens.
+    """
+    state = states.read(plane, layer, slots, start)
+    out, last, recent = kda(q, k, v, g, beta, state, lengths, plane.shape[2])
+    return out, states.keep(plane, layer, slots, start, lengths, last, recent)

@@ -6,9 +6,9 @@ import jax
 
 from ...mesh.context import Context
 from ..dispatch import Implementation, choose
-from . import reference
+from . import reference, triton
 
-IMPLEMENTATIONS: tuple[Implementation, ...] = ()
+IMPLEMENTATIONS = (Implementation("triton", "cuda", triton.supports, triton.short_conv),)
 
 
 def short_conv(

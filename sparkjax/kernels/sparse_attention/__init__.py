@@ -8,12 +8,12 @@ import jax
 
 from ...mesh.context import Context
 from ..dispatch import Implementation, choose
-from . import reference
+from . import reference, triton
 from .reference import gather_rows
 
 __all__ = ["gather_rows", "latent_attention"]
 
-IMPLEMENTATIONS: tuple[Implementation, ...] = ()
+IMPLEMENTATIONS = (Implementation("triton", "cuda", triton.supports, triton.latent_attention),)
 
 
 def latent_attention(
@@ -32,8 +32,9 @@ def latent_attention(
 ) -> jax.Array:
     """[B, Q, heads, value_dim] in q's dtype; arguments as in `reference.latent_attention`."""
     function = choose(
-        "sparse_attention", context, reference.latent_attention, IMPLEMENTATIONS, q, plane
-    )
+        "sparse_attention", context, reference.latent_attention, IMPLEMENTATIONS,
+        q, plane, value_dim,
+    )  # fmt: skip
     return function(
         q, scale=scale, value_dim=value_dim, rows=rows, seen=seen, plane=plane, layer=layer,
         pages=pages, selected=selected, sinks=sinks,

@@ -8,9 +8,9 @@ import jax
 
 from ...mesh.context import Context
 from ..dispatch import Implementation, choose
-from . import reference
+from . import reference, triton
 
-IMPLEMENTATIONS: tuple[Implementation, ...] = ()
+IMPLEMENTATIONS = (Implementation("triton", "cuda", triton.supports, triton.sparse_attention),)
 
 
 def sparse_attention(
@@ -25,5 +25,5 @@ def sparse_attention(
     scale: float,
 ) -> jax.Array:
     """[B, Q, Hq, Dv] in q's dtype; arguments as in `reference.sparse_attention`."""
-    function = choose("sparse_gqa", context, reference.sparse_attention, IMPLEMENTATIONS, q, k)
+    function = choose("sparse_gqa", context, reference.sparse_attention, IMPLEMENTATIONS, q, k, v)
     return function(q, k, v, layer, pages, selected, scale=scale)

@@ -142,48 +142,22 @@ def gdn(
     def heads(y: jax.Array, dim: int) -> jax.Array:
         return y.reshape(*y.shape[:2], -1, dim)
 
-    plane = cache["gdn_state"]
-    out, last, recent = gated_delta(
+    out, plane = gated_delta(
         heads(q, delta.key_dim),
         heads(k, delta.key_dim),
         heads(v, delta.value_dim),
         g,
         beta,
-        caches.read_state(plane, slot, batch),
+        cache["gdn_state"],
+        slot,
+        batch.slots,
+        batch.start,
         batch.lengths,
-        plane.shape[2],
         context=context,
     )
-    plane = keep_states(plane, slot, last, recent, batch)
     out = rms_norm(out, p["norm"], at, eps=delta.eps)
     gate = GATES[delta.gate](heads(z, delta.value_dim).astype(jnp.float32))
     out = (out.astype(jnp.float32) * gate).astype(x.dtype)
     out = out.reshape(*out.shape[:2], -1)
     y = context.all_reduce(linear(out, p["out"], at, context=context, rows=batch.rows))
     return y, {**cache, "gdn_state": plane}
-
-
-def keep_states(
-    plane: jax.Array,
-    slot: Any,
-    last: jax.Array,
-    recent: tuple[jax.Array, jax.Array] | None,
-    batch: Batch,
-) -> jax.Array:
-    """The plane with the states that a roll-back may return to, newest last.
-
-    Args:
-      plane: [layers, slots, depth + 1, ...].
-      last: [B, ...], the state after each row's last real token.
-      recent: None, or states [B, n, ...] and int32 [B, n], after which token of the row each
-        stands (Q: none), as `kernels.gated_delta` returns them.
-    """
-    if recent is not None:
-        states, index = recent
-        count = batch.tokens.shape[1]
-        place = (batch.start[:, None] + index) % plane.shape[2]
-        place = jnp.where(index < count, place, plane.shape[2])
-        plane = plane.at[slot, batch.slots[:, None], place].set(
-            states.astype(plane.dtype), mode="drop"
-        )
-    return caches.write_state(plane, slot, last, batch)

@@ -25,7 +25,6 @@ from ...mesh.units import even
 from .. import cache as caches
 from ..batch import Batch
 from ..params import Dim, Param, spread
-from .gdn import keep_states
 from .norm import rms_norm
 from .short_conv import declare_conv, declare_tail, short_conv
 
@@ -122,12 +121,10 @@ def kda(
     else:
         g = shape.low * jax.nn.sigmoid(rate * heads(raw))
     beta = jax.nn.sigmoid(through("b", x).astype(jnp.float32))
-    plane = cache["kda_state"]
-    out, last, recent = kernel(
-        q, k, v, g, beta, caches.read_state(plane, slot, batch), batch.lengths, plane.shape[2],
+    out, plane = kernel(
+        q, k, v, g, beta, cache["kda_state"], slot, batch.slots, batch.start, batch.lengths,
         context=context,
     )  # fmt: skip
-    plane = keep_states(plane, slot, last, recent, batch)
     gate = jax.nn.sigmoid(heads(through("g_b", through("g_a", x))).astype(jnp.float32))
     out = rms_norm(out.astype(jnp.float32), p["norm"], at, eps=shape.eps) * gate
     y = through("o", out.astype(x.dtype).reshape(*x.shape[:2], -1))
