@@ -57,7 +57,8 @@ class Generator:
         tokens in it are ordinary text) or token ids.
 
         Args:
-          grammar: what every answer has to follow, e.g. `Grammar(structured.source(wanted).text)`.
+          grammar: what every answer has to follow: `Grammar(source(wanted).text)`, with `source`
+            and `Wanted` of `sparkjax.structured.sources`.
 
         Raises:
           ValueError: a prompt that cannot be served, with the limit that it meets.

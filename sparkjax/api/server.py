@@ -46,6 +46,7 @@ def serve_forever(
     """
     stall = config.engine.watchdog_seconds
     app = create_app(served, engine, config.http, config.log, stall_seconds=stall)
+    app.state.front.judge.start()
     return run(app, engine, config.http, sock, watchdog_seconds=stall)
 
 

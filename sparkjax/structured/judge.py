@@ -8,11 +8,13 @@ has a clock, and a limit of memory, of its own.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import subprocess
 import sys
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,8 +29,10 @@ from .schema import SchemaError
 from .sources import Source, Wanted
 from .worker import Verdict, Vocabulary
 
-SECONDS = 0.7
-"""What building and trying one grammar may take."""
+SECONDS = 0.5
+"""Seconds of a processor that building and trying one grammar may take."""
+PATIENCE = 2.0
+"""Seconds of the clock, where the processor has other work."""
 START_SECONDS = 60.0
 WORKERS = 2
 WAITING = 64
@@ -58,32 +62,49 @@ class _Worker:
         self._ask(msgspec.msgpack.encode(vocabulary), START_SECONDS)
 
     def judge(self, wanted: bytes) -> Verdict:
-        return self._ask(wanted, SECONDS)
+        return self._ask(wanted, PATIENCE, SECONDS)
 
-    def _ask(self, payload: bytes, seconds: float) -> Verdict:
-        """Raises TimeoutError or EOFError: it must be killed then."""
+    def _ask(self, payload: bytes, patience: float, seconds: float = math.inf) -> Verdict:
+        """Raises BrokenPipeError (it is gone), TimeoutError or EOFError: it must be killed then.
+
+        Args:
+          patience: seconds of the clock.
+          seconds: of a processor.
+        """
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
-        try:
-            stdin.write(worker.frame(payload))
-            stdin.flush()
-        except BrokenPipeError:
-            raise EOFError from None
+        stdin.write(worker.frame(payload))
+        stdin.flush()
+        begun, used, wait = time.monotonic(), self._processor_seconds(), min(seconds, patience)
         # An answer is written at once, so its first byte means that all of it comes.
-        if not select.select([stdout], [], [], seconds)[0]:
-            raise TimeoutError
+        while not select.select([stdout], [], [], wait)[0]:
+            left = min(
+                patience - (time.monotonic() - begun),
+                seconds - (self._processor_seconds() - used),
+            )
+            if left <= 0:
+                raise TimeoutError
+            wait = max(left, 0.02)
         return msgspec.msgpack.decode(worker.read(stdout), type=Verdict)
+
+    def _processor_seconds(self) -> float:
+        try:
+            words = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
     def kill(self) -> None:
         self._process.kill()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # what was not written yet
             self._process.communicate()
 
 
 class Judge:
     """Turns constraints into grammars. Any thread may call any method.
 
-    Workers are started when they are first needed; one that is killed has a successor at once.
+    Workers are started when they are first needed, unless `start` was called; one that is killed
+    has a successor at once.
     """
 
     def __init__(self, vocabulary: Vocabulary):
@@ -125,6 +146,10 @@ class Judge:
             self._waiting += 1
         return self._pool.submit(self._judge, key)
 
+    def start(self) -> None:
+        """Starts a worker before it is needed; returns at once."""
+        self._pool.submit(self._start)
+
     def close(self) -> None:
         """Ends the processes."""
         self._closed = True
@@ -142,21 +167,26 @@ class Judge:
         return _open(verdict)
 
     def _try(self, key: bytes) -> Verdict:
-        with self._lock:
-            found = self._workers.pop() if self._workers else None
-        found = found or _Worker(self._vocabulary)
-        try:
-            verdict = found.judge(key)
-        except (TimeoutError, EOFError) as error:
-            found.kill()
-            if not self._closed:
-                self._pool.submit(self._start)
-            if isinstance(error, TimeoutError):
-                return Verdict(error=f"takes more than {SECONDS} s to build")
-            return Verdict(error=f"needs more than {worker.MEMORY >> 20} MiB to build")
-        with self._lock:
-            self._workers.append(found)
-        return verdict
+        for _ in range(WORKERS + 1):
+            with self._lock:
+                found = self._workers.pop() if self._workers else None
+            found = found or _Worker(self._vocabulary)
+            try:
+                verdict = found.judge(key)
+            except BrokenPipeError:  # it was gone before it was asked: another one is
+                found.kill()
+            except (TimeoutError, EOFError) as error:
+                found.kill()
+                if not self._closed:
+                    self._pool.submit(self._start)
+                if isinstance(error, TimeoutError):
+                    return Verdict(error=f"takes more than {SECONDS} s to build")
+                return Verdict(error=f"needs more than {worker.MEMORY >> 20} MiB to build")
+            else:
+                with self._lock:
+                    self._workers.append(found)
+                return verdict
+        raise RuntimeError("the processes that judge grammars end at once")
 
     def _start(self) -> None:
         with self._lock:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import time
 
 import pytest
 
+from sparkjax.text.template import ChatTemplate
+
+from . import toy
 from .conftest import refused
 from .fake_engine import speak
 
@@ -214,6 +218,18 @@ def test_T11_descriptions_never_reach_the_grammar(shared):
         assert shared.chat(response_format=strict(schema)).status_code == 200
         sources.append(shared.engine.submitted[-1].grammar.source)
     assert sources[0] == sources[1] and "the first" not in sources[0]
+
+
+def test_a_constraint_begins_behind_the_reasoning(make_api):
+    """Where the prompt opens one."""
+    opened = toy.TEMPLATE.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+    served = dataclasses.replace(toy.make_served(), template=ChatTemplate(opened))
+    api = make_api(served=served, script=speak("hm</think>{}"))
+    answer = api.chat(response_format={"type": "json_object"}).json()["choices"][0]["message"]
+    assert api.engine.submitted[-1].grammar.after == "</think>"
+    assert answer["content"] == "{}" and answer["reasoning_content"] == "hm"
+    api.complete(guided_regex="a")
+    assert api.engine.submitted[-1].grammar.after == ""
 
 
 def test_each_choice_has_the_grammar(shared):

@@ -31,7 +31,7 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "s
 class Served:
     def __init__(self, engine: Engine):
         self.service = EngineService(engine)
-        config = Config(model=Model(path="tiny", name="tiny"))
+        config = Config(model=Model(path="tiny", name="tiny", answer_format="hermes"))
         self.app = create_app(
             served_model(engine.model, engine.limits, config), self.service, config.http
         )
@@ -70,6 +70,18 @@ class Served:
         return "".join(c["delta"].get("content") or "" for c in choices), choices[-1][
             "finish_reason"
         ]
+
+    def calls(self, **fields) -> list[tuple[str, str]]:
+        """(name, arguments) of a stream's calls."""
+        (response,) = self.post({**fields, "stream": True})
+        lines = [line[6:] for line in response.text.split("\n\n") if line.startswith("data: {")]
+        found: list[list[str]] = []
+        for choice in (c for line in lines for c in json.loads(line)["choices"]):
+            for delta in choice["delta"].get("tool_calls") or []:
+                if delta["index"] == len(found):
+                    found.append([delta["function"]["name"], ""])
+                found[delta["index"]][1] += delta["function"].get("arguments") or ""
+        return [(name, arguments) for name, arguments in found]
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +165,60 @@ def test_choices_patterns_and_grammars(server: Served):
     assert text and set(text) <= set("()")
     answer = content(server.chat(response_format={"type": "json_object"}, max_tokens=1500, seed=4))
     assert answer.startswith("{")
+
+
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 8},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["city", "days"],
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "stop_now"}},
+]
+
+
+def test_T32_calls_that_must_come_do_and_fit_their_schemas(server: Served):
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    for choice in ("required", named):
+        for seed in range(3):
+            fields = {"tools": TOOLS, "tool_choice": choice, "seed": seed, "max_tokens": 1500,
+                      "parallel_tool_calls": False}  # fmt: skip
+            answer = server.chat(**fields)["choices"][0]
+            assert answer["finish_reason"] == "tool_calls", answer
+            (call,) = answer["message"]["tool_calls"]
+            name, arguments = call["function"]["name"], json.loads(call["function"]["arguments"])
+            assert name == "get_weather" or (choice == "required" and name == "stop_now")
+            if name == "get_weather":
+                jsonschema.validate(arguments, WEATHER)
+            streamed = server.calls(**fields)
+            assert streamed == [(name, call["function"]["arguments"])]
+
+
+def test_T32_a_schema_beside_tools_that_may_be_called(server: Served):
+    """Either is enforced: an answer that fits, or calls that fit."""
+    for seed in range(4):
+        fields = {"tools": TOOLS, "response_format": FORMAT, "seed": seed, "max_tokens": 1900}
+        answer = server.chat(**fields)["choices"][0]
+        if answer["finish_reason"] == "tool_calls":
+            for call in answer["message"]["tool_calls"]:
+                if call["function"]["name"] == "get_weather":
+                    jsonschema.validate(json.loads(call["function"]["arguments"]), WEATHER)
+        else:
+            valid(answer["message"]["content"])
+    (other,) = server.post({"tools": TOOLS, "guided_regex": "a"})
+    assert other.status_code == 400 and other.json()["error"]["param"] == "guided_regex"
+
+
+def test_strict_tools_name_what_cannot_be_enforced(server: Served):
+    bad = {"type": "object", "properties": {"a": {"not": {}}}}
+    tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": bad}}
+    (refused,) = server.post({"tools": [tool], "tool_choice": "required"})
+    assert refused.status_code == 400, refused.text
+    assert refused.json()["error"]["param"] == "tools.f.parameters.properties.a.not"
 
 
 def test_others_are_not_disturbed(server: Served):

@@ -1,0 +1,122 @@
+"""What grammar masks cost a decode step: the same engine, the same rows, with and without them.
+
+    python bench/masks.py --path package:PACKAGE/FILE.gguf --rows 8
+
+Blocks of ticks with constrained and with free requests take turns, so that what else the machine
+does meets both. Prints one JSON receipt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import jax
+import receipts
+
+from sparkjax.config import locate
+from sparkjax.engine.engine import Engine
+from sparkjax.engine.limits import make_limits
+from sparkjax.engine.records import Grammar, Sampling, Submit
+from sparkjax.model import Model
+from sparkjax.structured.sources import Wanted, source
+
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 40},
+        "email": {"type": "string", "format": "email"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "maxItems": 4},
+        "address": {
+            "type": "object",
+            "properties": {
+                "street": {"type": "string"},
+                "zip": {"type": "string", "pattern": "^[0-9]{5}$"},
+            },
+            "required": ["street", "zip"],
+        },
+    },
+    "required": ["name", "email", "age", "tags", "address"],
+}
+SCHEMA = {"type": "array", "minItems": 1000, "items": PERSON}
+"""Goes on longer than any round."""
+
+
+def block(engine: Engine, rows: int, ticks: int, grammar: Grammar | None, seed: int) -> float:
+    """Seconds a tick of `rows` decoding requests."""
+    ends = engine.runner.grammars().alphabet.ends
+    prompt = tuple(engine.model.encode("A list of people as JSON:\n"))
+    submits = tuple(
+        # Free requests may not end either: the ends count only under a grammar.
+        Submit(
+            engine.new_id(),
+            prompt,
+            1000,
+            Sampling(temperature=1.0, seed=seed + i),
+            ends if grammar else (),
+            grammar=grammar,
+        )
+        for i in range(rows)
+    )
+    engine.tick(submits)
+    while any(engine.plan.tiles) or len(engine.plan.rows) < rows:
+        engine.tick()
+    for _ in range(3):
+        engine.tick()
+    begin = time.perf_counter()
+    for _ in range(ticks):
+        engine.tick()
+        assert len(engine.plan.rows) == rows
+    seconds = (time.perf_counter() - begin) / ticks
+    engine.tick(cancels=tuple(s.id for s in submits))
+    while not engine.idle:
+        engine.tick()
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--path", required=True)
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--ticks", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=9)
+    args = parser.parse_args()
+
+    model = Model.load(locate(args.path))
+    limits = make_limits(model, slots=args.rows, context=1280, kv_tokens=1280 * args.rows)
+    engine = Engine(model, limits)
+    engine.runner.warm()
+    grammar = Grammar(source(Wanted("json_schema", SCHEMA)).text)
+    free, masked = [], []
+    for i in range(args.rounds + 1):
+        a = block(engine, args.rows, args.ticks, None, i * 100)
+        b = block(engine, args.rows, args.ticks, grammar, i * 100)
+        if i:  # the first round warms up
+            free.append(a)
+            masked.append(b)
+    receipts.show(
+        {
+            "what": f"decode ticks of {Path(args.path).name}, {args.rows} rows, temperature 1",
+            "device": jax.devices()[0].device_kind,
+            "schema": "an array of people: strings, a format, a pattern, bounds, enums",
+            "free_ms": round(statistics.median(free) * 1e3, 3),
+            "masked_ms": round(statistics.median(masked) * 1e3, 3),
+            "masked_over_free": round(
+                statistics.median(b / a for a, b in zip(free, masked, strict=True)), 3
+            ),
+            "free_ms_of_rounds": [round(t * 1e3, 2) for t in free],
+            "masked_ms_of_rounds": [round(t * 1e3, 2) for t in masked],
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()
