@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from . import show
+from . import show, world
 
 URL = "http://127.0.0.1:8000"
 
@@ -222,6 +222,29 @@ def pull(
 
 
 @app.command()
+def export(
+    target: Annotated[Path, typer.Argument(help="A new directory.")],
+    model: ModelPath = None,
+    dtype: Annotated[
+        Literal["kept", "float32", "bfloat16"],
+        typer.Option(help="Of the weights; kept leaves quantized ones as they are."),
+    ] = "kept",
+    config: ConfigFile = None,
+) -> None:
+    """Write a model's parameters as an Orbax checkpoint, which can be trained and served."""
+    with show.plain_errors():
+        loaded = _load(config, None, model)
+        if loaded.model.path is None:
+            show.fail("no model: give --model or --config")
+        from sparkjax import export as exporting
+        from sparkjax.config import locate
+
+        source = locate(loaded.model.path, loaded.weights.folder)
+        chosen = None if dtype == "kept" else dtype
+        print(exporting.export(source, target, chosen))
+
+
+@app.command()
 def config(
     config: ConfigFile = None,
     overrides: Overrides = None,
@@ -329,5 +352,7 @@ def _text(argument: str) -> str:
 def _given(options: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if value is not None}
 
+
+world.register(app)
 
 __all__ = ["app", "serve"]

@@ -12,7 +12,7 @@ Facts = dict[str, str]
 ABSENT = "(none)"
 
 
-def differences(facts: list[Facts]) -> list[str]:
+def differences(facts: list[Facts], who_is: str = "rank") -> list[str]:
     """One line for every field that is not the same on all ranks, with every rank's value."""
     lines = []
     for name in sorted({name for rank in facts for name in rank}):
@@ -21,7 +21,7 @@ def differences(facts: list[Facts]) -> list[str]:
             ranks: dict[str, list[str]] = {}
             for rank, value in enumerate(values):
                 ranks.setdefault(value, []).append(str(rank))
-            what = "; ".join(f"rank {', '.join(who)}: {value}" for value, who in ranks.items())
+            what = "; ".join(f"{who_is} {', '.join(who)}: {value}" for value, who in ranks.items())
             lines.append(f"{name} differs: {what}")
     return lines
 

@@ -72,4 +72,18 @@ class Bye(_Base, frozen=True, tag="bye"):
     """The world ends in order."""
 
 
-Message = Hello | Welcome | Refused | Arrived | Decided | Record | Beat | Failed | Leave | Bye
+class Ask(_Base, frozen=True, tag="ask"):
+    """To a host's agent: a verb, and for "logs" how many lines."""
+
+    verb: str
+    lines: int = 0
+
+
+class Answer(_Base, frozen=True, tag="answer"):
+    """An agent's answer: JSON, or an error."""
+
+    data: bytes
+    error: str = ""
+
+
+Message = Ask | Answer | Hello | Welcome | Refused | Arrived | Decided | Record | Beat | Failed | Leave | Bye

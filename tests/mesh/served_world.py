@@ -1,0 +1,142 @@
+"""A served world of processes on this machine, for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+
+TESTS = Path(__file__).resolve().parent.parent
+CACHE = TESTS.parent / ".cache" / "xla-ranks"
+START_SECONDS = 400
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def checkpoint(folder: Path) -> Path:
+    """The golden llama with a tokenizer and a chat template."""
+    folder.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(TESTS / "golden" / "llama" / name, folder / name)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TESTS / "data" / "tiny_chat" / name, folder / name)
+    return folder
+
+
+class Served:
+    """The processes of one world, rank 0 first."""
+
+    def __init__(self, folder: Path, ranks: int, transport: str = "shm"):
+        self.folder, self.ranks, self.transport = folder, ranks, transport
+        self.model = checkpoint(folder / "tiny")
+        self.http, *ports = free_ports(ranks + 1)
+        self.peers = [f"127.0.0.1:{port}" for port in ports]
+        self.url = f"http://127.0.0.1:{self.http}"
+        self.processes: dict[int, subprocess.Popen] = {}
+
+    def settings(self) -> list[str]:
+        return [
+            f"model.path={self.model}", f"http.port={self.http}", "engine.context=512",
+            "engine.tiles=[64]", "engine.kv_tokens=4096", f"engine.compilation_cache={CACHE}",
+            f"engine.journal={self.folder}/journal", "http.drain_seconds=20",
+            f"mesh.peers={','.join(self.peers)}", f"mesh.tensor_parallel={self.ranks}",
+            f"mesh.transport={self.transport}",
+        ]  # fmt: skip
+
+    def start(self, rank: int, *sets: str) -> subprocess.Popen:
+        command = [sys.executable, "-m", "sparkjax.serve", "--rank", str(rank)]
+        for setting in [*self.settings(), *sets]:
+            command += ["--set", setting]
+        environ = {
+            **os.environ,
+            "PYTHONPATH": str(TESTS.parent),
+            "JAX_PLATFORMS": "cpu",
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        }
+        with self.log(rank).open("a") as log:
+            process = self.processes[rank] = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=environ, cwd=TESTS.parent
+            )
+        return process
+
+    def log(self, rank: int) -> Path:
+        return self.folder / f"rank{rank}.log"
+
+    def logs(self) -> str:
+        texts = [self.log(r).read_text()[-4000:] for r in self.processes]
+        return "\n=====\n".join(texts)
+
+    def wait_ready(self) -> None:
+        until = time.monotonic() + START_SECONDS
+        while time.monotonic() < until:
+            for rank, process in self.processes.items():
+                assert process.poll() is None, f"rank {rank} ended\n{self.logs()}"
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{self.url}/ready", timeout=5).status_code == 200:
+                    return
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.processes[0].wait(0.1)
+        raise AssertionError(f"not ready\n{self.logs()}")
+
+    def wait(self, rank: int, seconds: float = 60) -> int:
+        return self.processes[rank].wait(seconds)
+
+    def codes(self, seconds: float = 60) -> dict[int, int]:
+        return {rank: self.wait(rank, seconds) for rank in self.processes}
+
+    def complete(self, prompt: str, max_tokens: int, **fields) -> httpx.Response:
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+        return httpx.post(f"{self.url}/v1/completions", json={**body, **fields}, timeout=120)
+
+    @contextlib.contextmanager
+    def stream(self, prompt: str, max_tokens: int) -> Iterator[Iterator[dict]]:
+        """Events of a streamed completion."""
+        body = {
+            "model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0,
+            "stream": True, "ignore_eos": True,
+        }  # fmt: skip
+        with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=120) as answer:
+            assert answer.status_code == 200, answer.read()
+
+            def events() -> Iterator[dict]:
+                for line in answer.iter_lines():
+                    if line.startswith("data: ") and line != "data: [DONE]":
+                        yield json.loads(line.removeprefix("data: "))
+
+            yield events()
+
+    def end(self) -> None:
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+            process.wait(30)
+
+
+@contextlib.contextmanager
+def served(folder: Path, ranks: int, transport: str = "shm", *sets: str) -> Iterator[Served]:
+    """A world that is ready."""
+    world = Served(folder, ranks, transport)
+    try:
+        for rank in range(ranks):
+            world.start(rank, *sets)
+        world.wait_ready()
+        yield world
+    finally:
+        world.end()
