@@ -8,7 +8,7 @@ from typing import Any
 from . import options, unsupported
 from .errors import invalid
 from .fields import Fields
-from .messages import parse_messages
+from .messages import Rules, parse_messages
 from .options import Options
 from .served import ServedModel
 from .thinking import Wanted, parse_thinking
@@ -43,7 +43,7 @@ def parse(body: dict[str, Any], served: ServedModel, fresh_seed: int) -> ChatReq
     fields = Fields(body)
     options.check_model(fields, served)
     unsupported.check(body, KNOWN, MISPLACED)
-    messages = parse_messages(fields)
+    messages = parse_messages(fields, Rules.of(served.template))
     if served.template is None:
         raise invalid(
             "messages", "cannot be rendered: the model has no chat template; use /v1/completions",

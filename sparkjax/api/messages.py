@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
+
+from sparkjax.text.deepseek import DeepSeekEncoder
+from sparkjax.text.template import ChatTemplate
 
 from .errors import invalid, missing, show, unsupported
 from .fields import Fields
@@ -15,7 +19,23 @@ MOST_CALLS = 1024
 Message = dict[str, Any]
 
 
-def parse_messages(fields: Fields) -> tuple[Message, ...]:
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """What a model's template takes; see the attributes of `ChatTemplate`."""
+
+    joiner: str = ""
+    continues: bool = False
+    any_arguments: bool = False
+
+    @classmethod
+    def of(cls, template: ChatTemplate | DeepSeekEncoder | None) -> Rules:
+        """Those of a template."""
+        if template is None:
+            return cls()
+        return cls(template.joiner, template.continues, template.any_arguments)
+
+
+def parse_messages(fields: Fields, rules: Rules | None = None) -> tuple[Message, ...]:
     """The conversation.
 
     Every message has `role` and a string `content`. Calls have their arguments as objects (or as
@@ -25,13 +45,21 @@ def parse_messages(fields: Fields) -> tuple[Message, ...]:
     Raises:
       ApiError: 400, naming the message and its field.
     """
+    rules = rules or Rules()
     given = fields.array("messages", MOST_MESSAGES)
     if not given:
         raise fields.wrong("messages", f"a non-empty array of at most {MOST_MESSAGES} messages")
-    return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(given))
+    found = tuple(_message(message, f"messages[{i}]", rules) for i, message in enumerate(given))
+    for i, message in enumerate(found):
+        if message.get("prefix") and (not rules.continues or i + 1 < len(found)):
+            raise unsupported(
+                f"messages[{i}].prefix",
+                "is true, which only the last message can be, of a model whose prompts allow it",
+            )
+    return found
 
 
-def _message(value: Any, where: str) -> Message:
+def _message(value: Any, where: str, rules: Rules) -> Message:
     if not isinstance(value, dict):
         raise invalid(where, f"is {show(value)}; allowed: an object with role and content")
     fields = Fields(value, f"{where}.")
@@ -44,11 +72,11 @@ def _message(value: Any, where: str) -> Message:
     # OpenAI's newer name for the system role; templates know the older one.
     message: Message = {"role": "system" if role == "developer" else role}
     if role == "assistant":
-        _add_assistant(message, fields)
+        _add_assistant(message, fields, rules)
     else:
         if value.get("tool_calls"):
             raise unsupported(fields.name("tool_calls"), "belongs to assistant messages")
-        message["content"] = _content(fields, role)
+        message["content"] = _content(fields, role, rules)
     name = fields.string("name")
     if name is not None:
         message["name"] = name
@@ -60,9 +88,9 @@ def _message(value: Any, where: str) -> Message:
     return message
 
 
-def _add_assistant(message: Message, fields: Fields) -> None:
+def _add_assistant(message: Message, fields: Fields, rules: Rules) -> None:
     calls = [
-        _call(call, f"{fields.name('tool_calls')}[{i}]")
+        _call(call, f"{fields.name('tool_calls')}[{i}]", rules)
         for i, call in enumerate(fields.array("tool_calls", MOST_CALLS) or [])
     ]
     content, refusal = fields.values.get("content"), fields.string("refusal")
@@ -70,7 +98,7 @@ def _add_assistant(message: Message, fields: Fields) -> None:
     if content is None and (calls or refusal is not None):
         message["content"] = refusal or ""
     else:
-        message["content"] = _content(fields, "assistant", thoughts, may_be_empty=bool(calls))
+        message["content"] = _content(fields, "assistant", rules, thoughts, bool(calls))
     # The template decides whether earlier reasoning is shown.
     reasoning = fields.string("reasoning_content")
     if reasoning is None:
@@ -85,7 +113,7 @@ def _add_assistant(message: Message, fields: Fields) -> None:
         message["tool_calls"] = calls
 
 
-def _call(value: Any, where: str) -> Message:
+def _call(value: Any, where: str, rules: Rules) -> Message:
     if not isinstance(value, dict):
         raise invalid(where, f"is {show(value)}; allowed: an object")
     fields = Fields(value, f"{where}.")
@@ -108,11 +136,11 @@ def _call(value: Any, where: str) -> Message:
             raise inner.wrong("input", "a string")
         made["function"] = {"name": name, "arguments": {"input": text}}
     else:
-        made["function"] = {"name": name, "arguments": _arguments(inner)}
+        made["function"] = {"name": name, "arguments": _arguments(inner, rules)}
     return made
 
 
-def _arguments(fields: Fields) -> Any:
+def _arguments(fields: Fields, rules: Rules) -> Any:
     """The arguments of an earlier call: an object, or its JSON text, in the order of its keys."""
     value = fields.values.get("arguments")
     if isinstance(value, dict):
@@ -125,27 +153,34 @@ def _arguments(fields: Fields) -> Any:
     try:
         parsed = json.loads(value)
     except (ValueError, RecursionError):
-        raise fields.wrong("arguments", allowed) from None
-    if not isinstance(parsed, dict):
-        raise fields.wrong("arguments", allowed)
-    return parsed
+        parsed = None
+    if isinstance(parsed, dict):
+        return parsed
+    if rules.any_arguments:
+        return value
+    raise fields.wrong("arguments", allowed)
 
 
 def _content(
-    fields: Fields, role: str, thoughts: list[str] | None = None, may_be_empty: bool = False
+    fields: Fields,
+    role: str,
+    rules: Rules,
+    thoughts: list[str] | None = None,
+    may_be_empty: bool = False,
 ) -> str:
     content = fields.values.get("content")
     if isinstance(content, str):
         return content
     if isinstance(content, list) and (content or may_be_empty):
-        return "".join(
+        parts = (
             _part(part, f"{fields.name('content')}[{i}]", role, thoughts)
             for i, part in enumerate(content)
         )
+        return rules.joiner.join(part for part in parts if part is not None)
     raise fields.wrong("content", "a string or a non-empty array of text parts")
 
 
-def _part(value: Any, where: str, role: str, thoughts: list[str] | None) -> str:
+def _part(value: Any, where: str, role: str, thoughts: list[str] | None) -> str | None:
     if not isinstance(value, dict):
         raise invalid(where, f"is {show(value)}; allowed: an object with type and text")
     fields = Fields(value, f"{where}.")
@@ -157,7 +192,7 @@ def _part(value: Any, where: str, role: str, thoughts: list[str] | None) -> str:
     if kind in ("thinking", "redacted_thinking") and thoughts is not None:
         if kind == "thinking":
             thoughts.append(_text(fields, "thinking"))
-        return ""
+        return None
     field = "refusal" if kind == "refusal" and role == "assistant" else "text"
     if kind not in ("text", field):
         raise invalid(

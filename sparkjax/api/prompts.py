@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sparkjax.text.deepseek import DeepSeekEncoder
 from sparkjax.text.parsing import Start
 from sparkjax.text.template import TemplateError, shield_messages
 from sparkjax.text.thinking import start_of
@@ -55,9 +56,10 @@ def from_messages(
       ApiError: the template refuses the messages, or they are longer than `limit` tokens.
     """
     assert served.template is not None
-    shielded = shield_messages(served.tokenizer, list(messages))
+    template = served.template
+    shielded = shield_messages(served.tokenizer, list(messages), (), template.keeps_tags)
     try:
-        text = served.template.render(
+        text = template.render(
             shielded,
             add_generation_prompt=add_generation_prompt,
             tools=shield_messages(served.tokenizer, list(tools)) if tools else None,
@@ -68,7 +70,12 @@ def from_messages(
     ids = _encode(served.tokenizer.encode_rendered, text, limit, "messages")
     if not ids:
         raise invalid("messages", "render to an empty prompt")
-    return Prompt(tuple(ids), start=start_of(text, served.thinking.tags))
+    start: Start = (
+        template.start(text)
+        if isinstance(template, DeepSeekEncoder)
+        else start_of(text, served.thinking.tags)
+    )
+    return Prompt(tuple(ids), start=start)
 
 
 def from_raw(

@@ -11,6 +11,7 @@ from typing import Any
 
 from sparkjax.engine.records import Limits
 from sparkjax.text import thinking
+from sparkjax.text.deepseek import DeepSeekEncoder
 from sparkjax.text.hf_tokenizer import read_json, special_tokens
 from sparkjax.text.parsing import Format, choose, format_named
 from sparkjax.text.template import ChatTemplate
@@ -65,7 +66,7 @@ class ServedModel:
 
     id: str
     tokenizer: Tokenizer
-    template: ChatTemplate | None
+    template: ChatTemplate | DeepSeekEncoder | None
     context: int
     vocab_size: int
     stop_ids: tuple[int, ...] = ()
@@ -86,7 +87,8 @@ class ServedModel:
         """How answers are written."""
         if self.answer_format is not None:
             return format_named(self.answer_format)
-        return choose(self.template.source if self.template else None, self.model_type)
+        own = isinstance(self.template, ChatTemplate)
+        return choose(self.template.source if self.template and own else None, self.model_type)
 
     @functools.cached_property
     def thinking(self) -> thinking.Thinking:
@@ -113,6 +115,7 @@ def served_model(model: Any, limits: Limits, config: Any) -> ServedModel:
     """
     tokenizer: Tokenizer = model.tokenizer
     checkpoint = model.checkpoint
+    model_type = str(checkpoint.config.get("model_type", ""))
     generation = {}
     if not isinstance(checkpoint, GGUF):
         generation = read_json(checkpoint.path / "generation_config.json")
@@ -120,14 +123,15 @@ def served_model(model: Any, limits: Limits, config: Any) -> ServedModel:
         id=config.model.name,
         aliases=tuple(config.model.aliases),
         tokenizer=tokenizer,
-        template=_template(checkpoint, config.model.chat_template),
+        template=_template(checkpoint, config.model.chat_template)
+        or DeepSeekEncoder.of(model_type),
         context=limits.context,
         vocab_size=model.config.vocab,
         stop_ids=tuple(sorted({*tokenizer.eos_ids, *model.config.eos})),
         defaults=sampling_defaults(generation),
         default_max_tokens=config.engine.default_max_tokens,
         created=int(time.time()),
-        model_type=str(getattr(checkpoint, "config", {}).get("model_type", "")),
+        model_type=model_type,
         answer_format=config.model.answer_format,
     )
 

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, in vLLM's shapes."""
+"""/tokenize, /detokenize and /tokenizer_info, in vLLM's shapes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from . import options, prompts
 from .errors import invalid, too_long
 from .fields import Fields, token_ids
-from .messages import parse_messages
+from .messages import Rules, parse_messages
 from .served import ServedModel
 from .thinking import parse_thinking
 from .tools import parse_tools
@@ -30,7 +30,12 @@ def tokenize(body: dict[str, Any], served: ServedModel, limit: int) -> dict[str,
         add = fields.boolean("add_generation_prompt", True)
         names = parse_thinking(fields, served.thinking, served.template_names).names
         found = prompts.from_messages(
-            served, parse_messages(fields), limit, add, parse_tools(fields).declared, names
+            served,
+            parse_messages(fields, Rules.of(served.template)),
+            limit,
+            add,
+            parse_tools(fields).declared,
+            names,
         ).tokens
     else:
         text = fields.string("prompt") or ""
@@ -56,3 +61,22 @@ def detokenize(body: dict[str, Any], served: ServedModel, limit: int) -> dict[st
         raise too_long("tokens", len(tokens), limit)
     ids = token_ids(tokens, "tokens", served.vocab_size)
     return {"prompt": served.tokenizer.decode(ids, skip_special=False)}
+
+
+def tokenizer_info(served: ServedModel) -> dict[str, Any]:
+    """What a client needs to prepare prompts itself: special tokens and the chat template."""
+    tokenizer = served.tokenizer
+
+    def name(id: int | None) -> str | None:
+        return None if id is None else tokenizer.token_text(id)
+
+    return {
+        "tokenizer_class": type(tokenizer).__name__,
+        "vocab_size": served.vocab_size,
+        "model_max_length": served.context,
+        "bos_token": name(tokenizer.bos_id),
+        "eos_token": name(next(iter(tokenizer.eos_ids), None)),
+        "pad_token": None,
+        "add_bos_token": tokenizer.add_bos,
+        "chat_template": served.template.source if served.template is not None else None,
+    }

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import secrets
 from collections.abc import Callable
+from typing import Any
 
 from sparkjax.text.parsing import Machine, Setup
 
@@ -31,7 +32,7 @@ async def turn(front: Front, asked: ChatRequest) -> Work:
         front.longest,
         True,
         asked.toolbox.declared,
-        asked.thinking.names,
+        asked.thinking.names | _told(served, asked),
     )
     constraint = structured.with_tools(
         asked.options.constraint, asked.toolbox, served, prompt.start
@@ -52,6 +53,22 @@ def _control(served: ServedModel) -> frozenset[str]:
     """Control tokens of the format that the tokenizer has."""
     known = served.format.parser.control
     return frozenset(tag for tag in known if served.tokenizer.token_id(tag) is not None)
+
+
+def _told(served: ServedModel, asked: ChatRequest) -> dict[str, Any]:
+    """What the prompt itself has to say of the request, for the templates that read it."""
+    told: dict[str, Any] = {}
+    reads, constraint = getattr(served.template, "reads", ()), asked.options.constraint
+    # Beside reasoning the grammar alone sees to the call: the prompt cannot open it yet.
+    if "tool_choice" in reads and asked.toolbox.mode == "required" and asked.thinking.on is False:
+        told["tool_choice"] = "required"
+    if "response_format" in reads and constraint is not None:
+        if constraint.wanted.kind == "json_object":
+            told["response_format"] = {"type": "json_object"}
+        elif constraint.wanted.kind == "json_schema":
+            schema = {"schema": constraint.wanted.value}
+            told["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return told
 
 
 def parsers(served: ServedModel, asked: ChatRequest, prompt: Prompt) -> Callable[[int], Machine]:

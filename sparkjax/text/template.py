@@ -36,9 +36,22 @@ class ChatTemplate:
       limits: of every rendering.
       name: of the file, for errors.
 
+    Attributes:
+      reads: what else of a request it is given, beside messages and tools.
+      joiner: stands between the text parts of a message.
+      keeps_tags: reasoning tags in earlier answers are tags, which templates look for.
+      continues: a last message with `prefix` is an answer that goes on.
+      any_arguments: arguments of earlier calls may be text that is no JSON object.
+
     Raises:
       CheckpointError: the source is no template.
     """
+
+    reads: tuple[str, ...] = ()
+    joiner = ""
+    keeps_tags = True
+    continues = False
+    any_arguments = False
 
     def __init__(
         self,
@@ -163,23 +176,25 @@ class ChatTemplate:
             ) from None
 
 
-def shield_messages(tokenizer: Tokenizer, value: Any, keep: Sequence[str] = ()) -> Any:
+def shield_messages(
+    tokenizer: Tokenizer, value: Any, keep: Sequence[str] = (), tags: bool = True
+) -> Any:
     """Messages or tools with every control spelling in them shielded (`Tokenizer.shield`).
 
-    An assistant's `<think>` and `</think>` stay: templates look for them to find the reasoning of
-    earlier turns.
+    An assistant's `<think>` and `</think>` stay, with `tags`: templates look for them to find the
+    reasoning of earlier turns.
     """
     if isinstance(value, str):
         return tokenizer.shield(value, keep)
     if isinstance(value, Mapping):
-        if value.get("role") == "assistant":
+        if tags and value.get("role") == "assistant":
             keep = ("<think>", "</think>")
         return {
-            tokenizer.shield(key): shield_messages(tokenizer, item, keep)
+            tokenizer.shield(key): shield_messages(tokenizer, item, keep, tags)
             for key, item in value.items()
         }
     if isinstance(value, (list, tuple)):
-        return [shield_messages(tokenizer, item, keep) for item in value]
+        return [shield_messages(tokenizer, item, keep, tags) for item in value]
     return value
 
 

@@ -57,8 +57,8 @@ class Thinking:
 def probe(template: Template) -> Thinking:
     """What a template understands, from how it renders one short conversation."""
     plain = _render(template)
-    efforts: dict[str, Any] = {}
-    if "reasoning_effort" in template.source:
+    efforts: dict[str, Any] = dict(getattr(template, "efforts", {}))
+    if "reasoning_effort" in template.source and not efforts:
         # One that prints any word was trained on OpenAI's three.
         echoes = "zzz" in (_render(template, reasoning_effort="zzz") or "")
         for scale in _SCALES[-1:] if echoes else _SCALES:
