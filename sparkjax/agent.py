@@ -258,15 +258,17 @@ class Agent:
         """The ranks here and, on rank 0's host, what the server says of itself."""
         found: dict[str, Any] = {"ranks": [child.state() for child in self.children.values()]}
         if 0 in self.children:
-            import httpx
+            from urllib.error import URLError
+            from urllib.request import urlopen
 
             host = self.config.http.host
             host = "127.0.0.1" if host in ("0.0.0.0", "::") else host
             for route in ("health", "ready"):
                 url = f"http://{roster.Address(host, self.config.http.port)}/{route}"
                 try:
-                    found[route] = httpx.get(url, timeout=5).status_code == 200
-                except httpx.TransportError:
+                    with urlopen(url, timeout=5) as answer:
+                        found[route] = answer.status == 200
+                except (URLError, OSError):
                     found[route] = False
         return found
 
@@ -383,7 +385,6 @@ def start_here(path: Path) -> None:
 def main() -> int:
     """`python -m sparkjax.agent FILE`: one host's agent, in the foreground."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         Agent(Path(sys.argv[1])).run()
     except (AgentError, ConfigError, roster.RosterError) as error:
