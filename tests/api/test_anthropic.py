@@ -283,3 +283,18 @@ def test_tokens_are_counted_without_a_limit(api):
     assert count == {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}
     bad = api.post("/v1/messages/count_tokens", body | {"messages": 5})
     assert bad.status_code == 400 and bad.json()["type"] == "error"
+
+
+def test_models_are_listed_for_anthropic_s_clients(api):
+    version = {"headers": {"anthropic-version": "2023-06-01"}}
+    listed = api.get("/v1/models", **version).json()
+    assert [card["id"] for card in listed["data"]] == ["toy", "org/toy-alias"]
+    assert listed["has_more"] is False and listed["last_id"] == "org/toy-alias"
+    assert api.get("/v1/models/toy", **version).json() == listed["data"][0]
+    assert listed["data"][0]["type"] == "model" and listed["data"][0]["created_at"].endswith("Z")
+
+
+def test_models_that_do_not_reason_are_spared_the_switch(api):
+    for thinking in ({"type": "enabled", "budget_tokens": 1024}, {"type": "disabled"}, {"type": "adaptive"}):
+        assert ask(api, thinking=thinking).status_code == 200
+    assert ask(api, thinking={"type": "enabled", "budget_tokens": 0}).status_code == 400

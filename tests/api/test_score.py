@@ -91,3 +91,9 @@ def test_timings_say_how_fast_it_was(make_api):
             assert timings[name] >= 0
         assert timings["prompt_per_second"] is None or timings["prompt_per_second"] > 0
     assert sum("timings" in chunk for chunk in stream.chunks) == 1
+
+
+def test_what_a_client_needs_to_prepare_prompts(api):
+    info = api.get("/tokenizer_info").json()
+    assert info["bos_token"] == "<|bos|>" and info["eos_token"] == "<|im_end|>"
+    assert info["chat_template"] == toy.TEMPLATE and info["add_bos_token"] is False

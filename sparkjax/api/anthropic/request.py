@@ -22,10 +22,12 @@ MOST = 100_000
 BLOCKS = ("text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking")
 
 
-def parse(body: Json, counts: bool = False) -> Translation:
+def parse(body: Json, thinks: bool = True, counts: bool = False) -> Translation:
     """The chat request of a message request.
 
     Args:
+      thinks: the model can reason. For one that cannot, `thinking` is checked and left out: this
+        API's clients send it to every model.
       counts: only its prompt is counted; `max_tokens` may be missing.
 
     Raises:
@@ -47,6 +49,8 @@ def parse(body: Json, counts: bool = False) -> Translation:
     _add_messages(fields, chat, origin)
     _add_tools(fields, chat, origin)
     _add_thinking(fields, chat, origin)
+    if not thinks:
+        chat.pop("thinking", None)
     return Translation(chat, origin)
 
 

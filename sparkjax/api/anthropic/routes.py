@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import secrets
 import time
 from collections.abc import Callable
@@ -51,6 +52,16 @@ class MessageSurface:
         return self._stream.message()
 
 
+def model_card(name: str, created: int) -> Json:
+    """One entry of this API's list of models.
+
+    Args:
+      created: Unix time.
+    """
+    at = datetime.datetime.fromtimestamp(created, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"type": "model", "id": name, "display_name": name, "created_at": at}
+
+
 class Messages:
     """The handlers."""
 
@@ -69,7 +80,7 @@ class Messages:
         arrived, desk = time.monotonic(), self._desk
         values = await desk.json(request)
         desk.front.check()
-        translation = requests.parse(values)
+        translation = requests.parse(values, desk.front.served.thinking.available)
         desk.note(request, values.get("messages"))
         said = desk.translated(translation)
         key = secrets.token_hex(12)
@@ -86,7 +97,8 @@ class Messages:
     async def count(self, request: Request) -> Response:
         """The tokens that a message's prompt would have."""
         desk = self._desk
-        translation = requests.parse(await desk.json(request), counts=True)
+        thinks = desk.front.served.thinking.available
+        translation = requests.parse(await desk.json(request), thinks, counts=True)
         said = desk.translated(translation)
         try:
             work = await turn(desk.front, said)

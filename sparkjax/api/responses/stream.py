@@ -81,7 +81,7 @@ class ResponseStream:
                     made += self._close("completed")
         return made
 
-    def end(self, finish: str | None, usage: Usage, reasoning_tokens: int = 0) -> list[Json]:
+    def end(self, finish: str | None, usage: Usage) -> list[Json]:
         """The events after the last word.
 
         Args:
@@ -91,7 +91,7 @@ class ResponseStream:
         made = self._close("incomplete" if cut else "completed")
         self._reason = "max_output_tokens" if cut else None
         self.status = "incomplete" if cut else "completed"
-        self._usage = usage_json(usage, reasoning_tokens)
+        self._usage = usage_json(usage)
         return [*made, self._whole_event(self.status)]
 
     def fail(self, error: ApiError) -> list[Json]:
@@ -174,12 +174,12 @@ class ResponseStream:
         return events
 
 
-def usage_json(usage: Usage, reasoning_tokens: int) -> Json:
+def usage_json(usage: Usage) -> Json:
     """`usage` in this API's words."""
     return {
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached},
         "output_tokens": usage.completion,
-        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning or 0},
         "total_tokens": usage.prompt + usage.completion,
     }
