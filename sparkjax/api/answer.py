@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
+from collections.abc import Iterable
 
 from sparkjax.engine.plan import Event, TokenLogprob
 from sparkjax.text import events
@@ -73,8 +74,12 @@ class Answer:
         (a chat turn) has none.
       parser: tells reasoning, content and calls apart; None: all text is content.
       one_call: the first complete call ends the answer.
+      budget: the most tokens of reasoning.
 
     Attributes:
+      generated: the tokens, those that no text came from too.
+      over_budget: reasoning has reached its budget and has to end; nothing more is taken until
+        `inject` has ended it.
       tokens: generated tokens that count: all through the one that completed a stop string.
       reasoning_tokens: those of its reasoning, the closing tag included.
       cached: prompt tokens that were not computed.
@@ -91,7 +96,11 @@ class Answer:
         before: tuple[int, ...] = (),
         parser: Machine | None = None,
         one_call: bool = False,
+        budget: int | None = None,
     ):
+        self._budget = budget
+        self.over_budget = False
+        self.generated: list[int] = []
         self._tokenizer, self._stop_ids = tokenizer, frozenset(stop_ids)
         self._parser, self._one_call = parser, one_call
         tags = parser.control if parser is not None else ()
@@ -115,7 +124,7 @@ class Answer:
 
     def push(self, event: Event) -> Piece | None:
         """Takes an event; returns what became certain with it, or None if nothing did."""
-        if self.finish is not None:
+        if self.finish is not None or self.over_budget:
             return None
         self.cached = max(self.cached, event.cached)
         if event.finish == "error" or event.error is not None:
@@ -124,25 +133,61 @@ class Answer:
         entries: tuple[TokenLogprob | None, ...] = event.logprobs or (None,) * len(event.tokens)
         for token, entry in zip(event.tokens, entries, strict=True):
             self._take(token, entry)
-            if self.finish is not None:
+            if self.finish is not None or self._spent():
                 break
         if event.finish is not None and self.finish is None:
+            self.over_budget = False  # it ends by itself
             rest = self._detokenizer.flush()
             self._decode(rest, None)
             if self.finish is None:
                 self._release(self._matcher.flush())
                 # A request can be ended by the engine's own "cancelled" only as it shuts down.
                 self._end("length" if event.finish == "length" else "stop")
+        return self._piece(event.prompt_logprobs)
+
+    def cut(self) -> Piece:
+        """Ends the answer where it is, as the token limit would."""
+        self.over_budget = False
+        self._end("length")
+        piece = self._piece(())
+        assert piece is not None
+        return piece
+
+    def _piece(self, prompt_logprobs: tuple[TokenLogprob, ...]) -> Piece | None:
         first, self._begun = not self._begun, True
         found, self._events = tuple(_joined(self._events)), []
-        piece = Piece(found, tuple(self._certain(found)), self.finish, first, event.prompt_logprobs)
+        piece = Piece(found, tuple(self._certain(found)), self.finish, first, prompt_logprobs)
         if piece.events or piece.scored or piece.finish or piece.prompt_logprobs:
             return piece
         self._begun = not first
         return None
 
+    def _spent(self) -> bool:
+        self.over_budget = (
+            self._budget is not None
+            and self.reasoning_tokens >= self._budget
+            and self._parser is not None
+            and self._parser.thinking
+        )
+        return self.over_budget
+
+    def inject(self, tokens: Iterable[int]) -> None:
+        """Text that the server puts in the model's mouth, to end its reasoning. It counts as no
+        token of the answer, and no stop string is looked for in it."""
+        self.over_budget, self._budget = False, None
+        self._release(self._matcher.flush())
+        for token in tokens:
+            text = self._detokenizer.push((token,))
+            self._decoded += len(text)
+            tag = self._tags.get(token)
+            if self._parser is not None and text:
+                plain = text[: len(text) - len(tag or "")]
+                self._add(self._parser.feed(plain, False) if plain else [])
+                self._add(self._parser.feed(tag, True) if tag else [])
+
     def _take(self, token: int, entry: TokenLogprob | None) -> None:
         self.tokens += 1
+        self.generated.append(token)
         if token in self._stop_ids:  # committed by the engine, but no text of the answer
             return
         thinking = self._parser is not None and self._parser.thinking

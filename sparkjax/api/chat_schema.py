@@ -101,7 +101,7 @@ def tool_fields() -> Schema:
 def thinking_fields(served: ServedModel) -> Schema:
     """Fields of a request about reasoning."""
     effort = {"enum": list(EFFORTS)}
-    budget = nullable(integer(0, LARGEST, None, "tokens of reasoning"))
+    budget = nullable(integer(1, LARGEST, None, "tokens of reasoning"))
     switches = {name: nullable(FLAG) for name in (*SWITCHES, *HISTORY)}
     more = {
         name: nullable({"type": ["string", "number", "boolean"]})

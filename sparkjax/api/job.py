@@ -32,6 +32,7 @@ class Work:
       prompt_logprobs, grammar: see `Submit`; the grammar is prepared (see `structured`).
       parser: of choice i's answer; None: all its text is content.
       one_call: the first complete call ends an answer.
+      budget: the most tokens of reasoning; `close` are the tokens that end it then.
     """
 
     prompts: tuple[Prompt, ...]
@@ -42,6 +43,8 @@ class Work:
     grammar: Grammar | None = None
     parser: Callable[[int], Machine] | None = None
     one_call: bool = False
+    budget: int | None = None
+    close: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(eq=False)
@@ -49,6 +52,8 @@ class _Choice:
     index: int
     prompt: Prompt
     answer: Answer
+    submit: Submit
+    number: int
     id: int = -1
     first: float | None = None
     admitted: float | None = None
@@ -136,19 +141,51 @@ class Job:
             before,
             self._work.parser(index) if self._work.parser is not None else None,
             self._work.one_call,
+            self._work.budget,
         )
-        choice = _Choice(index, prompt, answer)
+        choice = _Choice(index, prompt, answer, submit, number)
+        self._submit(choice, submit)
+        self._choices.append(choice)
+        self._open += 1
+
+    def _submit(self, choice: _Choice, submit: Submit) -> None:
+        def receive(event: Event) -> None:
+            if choice.submit is submit:  # and not one that a later one has replaced
+                self._receive(choice, event)
+
+        choice.submit = submit
         choice.id = self._engine.submit(
             submit.tokens,
-            options.sampling_of(number),
+            self._work.options.sampling_of(choice.number),
             submit.max_tokens,
             submit.stop_ids,
             submit.prompt_logprobs,
-            self._front.bridge.to(lambda event: self._receive(choice, event)),
+            self._front.bridge.to(receive),
             submit.grammar,
         )
-        self._choices.append(choice)
-        self._open += 1
+
+    def _end_reasoning(self, choice: _Choice) -> Piece | None:
+        """The budget of reasoning is spent: the answer goes on behind a closing tag, as a new
+        request to the engine over all tokens so far."""
+        answer, first, work = choice.answer, choice.submit, self._work
+        self._engine.stop(choice.id)
+        tokens = (*choice.prompt.tokens, *answer.generated, *work.close)
+        most = min(first.max_tokens - answer.tokens, self._front.longest - len(tokens))
+        if most < 1:
+            return answer.cut()
+        grammar = first.grammar and Grammar(first.grammar.source)
+        answer.inject(work.close)
+        try:
+            self._submit(
+                choice, Submit(0, tokens, most, first.sampling, first.stop_ids, None, grammar)
+            )
+        except QueueFull as full:
+            self._error = errors.overloaded(f"overloaded: {full}", self._front.patience())
+            self.cancel()
+        except (EngineStopped, ValueError) as stopped:
+            self._error = self._front.stopped(str(stopped))
+            self.cancel()
+        return None
 
     # --- Running --------------------------------------------------------------------------------
 
@@ -161,6 +198,7 @@ class Job:
         before = answer.tokens
         piece = answer.push(event)
         self._observe(choice, event, answer.tokens - before, now)
+        pieces = [piece, self._end_reasoning(choice) if answer.over_budget else None]
         if answer.finish is not None:
             if event.finish is None:
                 self._engine.stop(choice.id)
@@ -168,8 +206,7 @@ class Job:
         if answer.error is not None and self._error is None:
             self._error = self._failure(answer.error)
             self.cancel()
-        if piece is not None:
-            self._pieces.append((choice.index, piece))
+        self._pieces += [(choice.index, each) for each in pieces if each is not None]
         self._wake.set()
 
     def _failure(self, reason: str) -> ApiError:

@@ -13,7 +13,7 @@ from sparkjax.engine.records import Limits
 from sparkjax.text import thinking
 from sparkjax.text.deepseek import DeepSeekEncoder
 from sparkjax.text.hf_tokenizer import read_json, special_tokens
-from sparkjax.text.parsing import Format, choose, format_named
+from sparkjax.text.parsing import Format, choose, format_named, sample
 from sparkjax.text.template import ChatTemplate
 from sparkjax.text.tokenizer import Tokenizer
 from sparkjax.weights.checkpoint import GGUF
@@ -87,8 +87,9 @@ class ServedModel:
         """How answers are written."""
         if self.answer_format is not None:
             return format_named(self.answer_format)
-        own = isinstance(self.template, ChatTemplate)
-        return choose(self.template.source if self.template and own else None, self.model_type)
+        if not isinstance(self.template, ChatTemplate):
+            return choose(None, self.model_type)
+        return choose(self.template.source + sample(self.template.render), self.model_type)
 
     @functools.cached_property
     def thinking(self) -> thinking.Thinking:

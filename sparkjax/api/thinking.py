@@ -91,7 +91,7 @@ def _effort(fields: Fields) -> str | None:
 def _thinking(fields: Fields) -> tuple[int | None, bool | None]:
     """(budget, switch) of the field `thinking` (a flag, or an object as DeepSeek, GLM and Anthropic
     have it), and of `thinking_budget`."""
-    budget = fields.integer("thinking_budget", 0, LARGEST)
+    budget = fields.integer("thinking_budget", 1, LARGEST)
     value = fields.values.get("thinking")
     if value is None or isinstance(value, bool):
         return budget, value
@@ -100,7 +100,7 @@ def _thinking(fields: Fields) -> tuple[int | None, bool | None]:
     kind = inner.choice("type", ("enabled", "disabled", "adaptive", "auto"))
     if kind is None:
         raise inner.wrong("type", "one of enabled, disabled, adaptive, auto")
-    tokens = inner.integer("budget_tokens", 0, LARGEST)
+    tokens = inner.integer("budget_tokens", 1, LARGEST)
     if tokens is not None and budget is not None and tokens != budget:
         raise invalid("thinking_budget", f"is {budget}, but thinking.budget_tokens is {tokens}")
     on = {"enabled": True, "disabled": False}.get(kind)

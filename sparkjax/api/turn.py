@@ -46,6 +46,8 @@ async def turn(front: Front, asked: ChatRequest) -> Work:
         asked.options.prompt_logprobs,
         parser=parsers(served, asked, prompt),
         one_call=not asked.toolbox.parallel,
+        budget=asked.thinking.budget,
+        close=tuple(served.tokenizer.encode_rendered(served.format.close)),
     )
 
 

@@ -451,3 +451,46 @@ def test_grouping_of_tokens_changes_nothing(name, data):
 
     sizes = data.draw(st.lists(st.integers(1, 8), min_size=1, max_size=6))
     assert run(sizes) == run([1])
+
+
+def test_a_budget_ends_reasoning(make_api):
+    """The answer goes on behind a closing tag, of which nothing is seen; usage counts what was
+    generated."""
+    thought = talk.make_tokenizer().encode("hmm " * 50)
+    answer = [*talk.make_tokenizer().encode("Sunny."), toy.END]
+
+    def script(submit):
+        closed = talk.TOKENS.index("</think>") in submit.tokens
+        return answer if closed else thought
+
+    api = make_api(served=talk.make_served(), script=script, limits=LIMITS)
+    for burst in (1, 3, 7):
+        api.core.burst = burst
+        for fields in (
+            {"thinking_budget": 10},
+            {"thinking": {"type": "enabled", "budget_tokens": 10}},
+        ):
+            body = api.chat(**fields).json()
+            message = body["choices"][0]["message"]
+            assert message["content"] == "Sunny." and message["reasoning_content"] == "hmm hmm hm"
+            assert body["usage"]["completion_tokens"] == 10 + len(answer)
+            assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 10
+    stream = api.stream_chat(thinking_budget=10)
+    assert stream.text() == "Sunny." and stream.finish() == "stop"
+    first = api.engine.submitted[-2].tokens
+    assert api.engine.submitted[-1].tokens[: len(first) + 10] == (*first, *thought[:10])
+    api.engine.wait_idle()
+
+
+def test_a_budget_beyond_the_limit_of_tokens(make_api):
+    thought = talk.make_tokenizer().encode("hmm " * 50)
+    api = make_api(served=talk.make_served(), script=lambda submit: thought, limits=LIMITS)
+    choice = api.chat(thinking_budget=10, max_tokens=10).json()["choices"][0]
+    assert choice["finish_reason"] == "length" and choice["message"]["content"] == ""
+    api.engine.wait_idle()
+
+
+def test_a_budget_that_is_not_needed_changes_nothing(make):
+    api = make(THOUGHT + "Sunny.")
+    one, two = (api.chat(**f).json()["choices"] for f in ({}, {"thinking_budget": 1000}))
+    assert one == two and len(api.engine.submitted) == 2

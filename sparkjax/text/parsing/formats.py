@@ -33,6 +33,7 @@ class Format:
       told_by: whether a chat template writes it.
       model_types: of config.json: families without a template.
       calls: it has tool calls.
+      close: what ends reasoning that has to end here.
       splits: how reasoning is set apart: "tags" (<think>), "channels" (by the format itself),
         or "" (not at all).
     """
@@ -43,14 +44,17 @@ class Format:
     model_types: tuple[str, ...] = ()
     calls: bool = True
     splits: str = "tags"
+    close: str = UNTHINK
 
     def make(self, setup: Setup) -> Machine:
         """A parser of one answer."""
         return self.parser(setup)
 
 
-# A value that stands on lines of its own: the newline behind the parameter's tag.
-_OWN_LINES = re.compile(r"<parameter=[^>]*>\s*('\s*\+\s*'|\\n|\n)|>\\n'|'>\\n\"|~\s*'>\\n")
+_LINES = "\n</think>\n\n"
+_FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
+# How calls of the probe are written (see `sample`): values on lines of their own, or not.
+_TIGHT = re.compile(r"<parameter=city>Oslo</parameter>")
 
 
 def _xml(template: str) -> bool:
@@ -61,11 +65,14 @@ FORMATS: dict[str, Format] = {
     each.name: each
     for each in (
         Format("glm", Glm, lambda t: "<arg_key>" in t),
-        Format("mimo", Mimo, lambda t: _xml(t) and not _OWN_LINES.search(t)),
-        Format("qwen", Qwen, _xml),
-        Format("harmony", Harmony, lambda t: "<|channel|>" in t, splits="channels"),
+        Format("mimo", Mimo, lambda t: _xml(t) and bool(_TIGHT.search(t))),
+        Format("qwen", Qwen, _xml, close=_LINES),
+        Format("harmony", Harmony, lambda t: "<|channel|>" in t, splits="channels", close=_FINAL),
         Format(
-            "hermes", Hermes, lambda t: "<tool_call>" in t and '"name":' in t.replace(r"\"", '"')
+            "hermes",
+            Hermes,
+            lambda t: "<tool_call>" in t and '"name":' in t.replace(r"\"", '"'),
+            close=_LINES,
         ),
         Format(
             "pythonic",
@@ -81,17 +88,39 @@ FORMATS: dict[str, Format] = {
         ),
         Format("dsml", Dsml, lambda t: "｜DSML｜" in t, ("deepseek_v4",)),
         Format("dsml_spaced", Dsml, lambda t: False, ("deepseek_v41",)),
-        Format("plain", Plain, lambda t: True, calls=False),
+        Format("plain", Plain, lambda t: True, calls=False, close=_LINES),
     )
 }
 """By name; the first one that a template tells of is chosen."""
+
+
+def sample(render: Callable[..., str]) -> str:
+    """How a template writes a call, "" if it refuses.
+
+    Args:
+      render: of `sparkjax.text.template.ChatTemplate`.
+    """
+    function = {"name": "get_weather", "arguments": {"city": "Oslo"}}
+    messages = [
+        {"role": "user", "content": "x"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": function}],
+        },
+    ]
+    try:
+        return render(messages, add_generation_prompt=False)
+    except ValueError:
+        return ""
 
 
 def choose(template: str | None, model_type: str = "") -> Format:
     """The format of a model's answers.
 
     Args:
-      template: source of its chat template, or None.
+      template: source of its chat template and, if it has one, a `sample` of what it writes; None
+        where there is no template.
       model_type: of its config.json.
     """
     for each in FORMATS.values():
