@@ -259,14 +259,19 @@ class Agent:
         found: dict[str, Any] = {"ranks": [child.state() for child in self.children.values()]}
         if 0 in self.children:
             from urllib.error import URLError
-            from urllib.request import urlopen
+            from urllib.request import Request, urlopen
 
+            headers = {}
+            if self.config.http.api_keys is not None:
+                lines = Path(self.config.http.api_keys).read_text(encoding="utf-8").splitlines()
+                keys = [line for line in lines if line.strip() and not line.startswith("#")]
+                headers = {"Authorization": f"Bearer {keys[0].strip()}"} if keys else {}
             host = self.config.http.host
             host = "127.0.0.1" if host in ("0.0.0.0", "::") else host
             for route in ("health", "ready"):
                 url = f"http://{roster.Address(host, self.config.http.port)}/{route}"
                 try:
-                    with urlopen(url, timeout=5) as answer:
+                    with urlopen(Request(url, headers=headers), timeout=5) as answer:
                         found[route] = answer.status == 200
                 except (URLError, OSError):
                     found[route] = False

@@ -97,6 +97,30 @@ class Session:
         """A model's context with this world's collectives."""
         return dataclasses.replace(context, transport=self.transport)
 
+    def compare_weights(self, model: Any) -> None:
+        """Compares what the ranks' devices hold of the parameters that all hold alike.
+
+        Raises:
+          WorldError: names the rank and the parameter.
+        """
+        if not self.config.weights.check:
+            return
+        from .models import params
+        from .weights import digest
+
+        ranks = model.context.ranks
+        places = params.leaves_of(params.specs(model.declared(ranks), ranks))
+        replicated = {path for path, spec in places if not any(spec)}
+        (held,) = digest.of_device(model.params).values()
+
+        def agree(brought: list[bytes]) -> bytes:
+            digests = [msgspec.msgpack.decode(data, type=digest.Digests) for data in brought]
+            if lines := digest.disagreements(dict(enumerate(digests)), replicated):
+                raise WorldError("the ranks hold different weights:", *lines[:20])
+            return b""
+
+        self.world.exchange("weights", compare.encode(held), agree)
+
     def settle(self, limits: Any) -> Any:
         """The limits that fit on every rank: rank 0's, with the fewest pages of all."""
         from .engine.records import Limits
