@@ -21,7 +21,7 @@ from sparkjax.structured.judge import JudgeBusy
 from sparkjax.structured.matcher import GrammarError
 from sparkjax.structured.schema import SchemaError
 from sparkjax.structured.sources import Wanted
-from sparkjax.structured.tools import Calls, Offered
+from sparkjax.structured.tools import FREE, Calls, Offered
 from sparkjax.text.parsing.tagged import UNTHINK
 
 from . import errors
@@ -91,6 +91,7 @@ def with_tools(
 
     A call that must come leaves no room for anything else. Where a call may come, the answer is
     either a call or what `response_format` describes; other constraints have no such alternative.
+    Arguments of strict tools are enforced in any case, where the format tells calls from text.
 
     Args:
       start: where the prompt left the model, see `text.parsing.Setup`.
@@ -101,7 +102,8 @@ def with_tools(
     after = opening(served, start)
     if not toolbox.offers or toolbox.mode == "none":
         return behind(constraint, after)
-    if toolbox.mode == "auto" and constraint is None:
+    free = toolbox.mode == "auto" and constraint is None
+    if free and not (any(o.strict for o in toolbox.offers) and served.format.name in FREE):
         return None
     answer, strict = None, False
     if toolbox.mode == "auto" and constraint is not None:
@@ -127,6 +129,7 @@ def with_tools(
         start == "call",
         answer,
         strict,
+        free,
     )
     wanted = Wanted("calls", msgspec.to_builtins(calls))
     param = "tool_choice" if toolbox.mode == "required" else "tools"

@@ -40,6 +40,8 @@ class Calls(msgspec.Struct, frozen=True):
       opened: the prompt has written what comes before the first call's name already.
       answer: a JSON Schema that the answer may follow instead of calling.
       strict: of that schema.
+      free: no call needs to come, and text may stand around those that do; only tools that are
+        strict have their arguments enforced.
     """
 
     format: str
@@ -49,6 +51,7 @@ class Calls(msgspec.Struct, frozen=True):
     opened: bool = False
     answer: dict[str, Any] | None = None
     strict: bool = False
+    free: bool = False
 
 
 def grammar(calls: Calls) -> tuple[str, tuple[str, ...]]:
@@ -79,6 +82,8 @@ class _Writer:
         if self.calls.answer is not None:
             made = self.json(self.calls.answer, self.calls.strict, "answer")
             start = f"({start}) | {self.rule(made)}"
+        elif self.calls.free:
+            start = f"({start}){'*' if self.calls.parallel else '?'} {self.rule('/(?s:.*)/')}"
         text = "\n".join([f"start: {start}", *self.rules, OPTIONS, ""])
         return text, tuple(self.left_out)
 
@@ -103,6 +108,10 @@ class _Writer:
             at = place + len(tag)
         return " ".join(parts)
 
+    def begin(self, written: str) -> str:
+        """The rule of a block's opening, with any text in front where that may stand."""
+        return self.until(written) if self.calls.free else self.text(written)
+
     def json(self, schema: Any, strict: bool, path: str) -> str:
         try:
             made, left_out = normalise(schema, strict)
@@ -114,13 +123,15 @@ class _Writer:
     def arguments(self, tool: Offered) -> str:
         """The rule of a tool's arguments as a JSON object."""
         schema = tool.parameters or {"type": "object", "properties": {}}
+        if self.calls.free and not tool.strict:
+            schema = {"type": "object"}
         return self.rule(self.json(schema, tool.strict, self.path(tool)))
 
     def path(self, tool: Offered) -> str:
         return f"{tool.name}.parameters"
 
     def several(self, call: str, between: str = "") -> str:
-        if not self.calls.parallel:
+        if not self.calls.parallel or self.calls.free:
             return call
         return f"{call} ({between} {call}){{0,{MOST_CALLS - 1}}}"
 
@@ -157,6 +168,8 @@ class _Writer:
                 value = string()
             else:
                 whole = {**schema, **shared} if isinstance(schema, dict) else schema
+                if self.calls.free and not tool.strict:
+                    whole = True
                 value = f"{self.rule(self.json(whole, tool.strict, path))} {closing}"
             is_string = words is not None or _is_string(schema, parameters)
             pair = f"{opening(name, is_string)} {value}"
@@ -215,7 +228,7 @@ def _object(w: _Writer, tool: Offered, key: str) -> str:
 def _hermes(w: _Writer) -> str:
     call = w.one_of(lambda tool: _object(w, tool, "arguments"))
     newline = w.rule("/\\n?/")
-    block = w.rule(f"{w.text('<tool_call>')} {newline} {call} {newline} {w.text('</tool_call>')}")
+    block = w.rule(f"{w.begin('<tool_call>')} {newline} {call} {newline} {w.text('</tool_call>')}")
     return w.several(block, newline)
 
 
@@ -234,9 +247,9 @@ def _glm(w: _Writer) -> str:
             lambda: w.until(closing),
             w.text(closing),
         )
-        return " ".join([w.text(f"<tool_call>{tool.name}"), *pairs, w.text("</tool_call>")])
+        return " ".join([w.text(tool.name), *pairs, w.text("</tool_call>")])
 
-    return w.several(w.one_of(call))
+    return w.several(w.rule(f"{w.begin('<tool_call>')} {w.one_of(call)}"))
 
 
 def _xml(gap: str) -> Callable[[_Writer], str]:
@@ -252,10 +265,11 @@ def _xml(gap: str) -> Callable[[_Writer], str]:
                 lambda: w.until("</parameter>", gap),
                 w.text(closing),
             )
-            head = w.text(f"<tool_call>{gap}<function={tool.name}>{gap}")
+            head = w.text(f"{gap}<function={tool.name}>{gap}")
             return " ".join([head, *pairs, w.text(f"</function>{gap}</tool_call>")])
 
-        return w.several(w.one_of(call), literal(gap) if gap else "")
+        block = w.rule(f"{w.begin('<tool_call>')} {w.one_of(call)}")
+        return w.several(block, literal(gap) if gap else "")
 
     return write
 
@@ -282,8 +296,10 @@ def _dsml(space: str) -> Callable[[_Writer], str]:
                 [w.text(f'{mark}invoke name="{tool.name}">\n'), *pairs, w.text(f"{end}invoke>\n")]
             )
 
-        calls = w.several(w.one_of(call))
-        head = "" if w.calls.opened else w.text(f"{mark}{block}>\n")
+        calls = w.one_of(call)
+        if w.calls.parallel:
+            calls = f"{calls} {calls}{{0,{MOST_CALLS - 1}}}"
+        head = "" if w.calls.opened else w.begin(f"{mark}{block}>\n")
         return f"{head} {calls} {w.text(f'{end}{block}>')}".strip()
 
     return write
@@ -299,3 +315,5 @@ WRITERS: dict[str, Callable[[_Writer], str]] = {
     "dsml_spaced": _dsml(" "),
 }
 """The formats whose calls can be forced."""
+FREE = frozenset(WRITERS) - {"llama"}
+"""Those whose calls are told from the text around them."""

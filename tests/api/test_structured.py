@@ -232,6 +232,18 @@ def test_a_constraint_begins_behind_the_reasoning(make_api):
     assert api.engine.submitted[-1].grammar.after == ""
 
 
+def test_strict_tools_are_enforced_where_they_may_be_called(make_api):
+    served = dataclasses.replace(toy.make_served(), answer_format="hermes")
+    api = make_api(served=served, script=speak("fine"))
+    function = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+    for strict in (True, False):
+        tool = {"type": "function", "function": {**function, "strict": strict}}
+        assert api.chat(tools=[tool]).status_code == 200
+        assert (api.engine.submitted[-1].grammar is not None) == strict
+        assert api.chat(tools=[tool], tool_choice="none").status_code == 200
+        assert api.engine.submitted[-1].grammar is None
+
+
 def test_each_choice_has_the_grammar(shared):
     before = len(shared.engine.submitted)
     assert shared.chat(n=3, guided_choice=["a", "b"]).status_code == 200

@@ -25,7 +25,11 @@ WEATHER = {
     },
     "required": ["city", "days"],
     "$defs": {
-        "place": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}
+        "place": {
+            "type": "object",
+            "properties": {"x": {"type": "number", "minimum": -99, "maximum": 99}},
+            "required": ["x"],
+        }
     },
 }
 OFFERED = (Offered("get_weather", WEATHER), Offered("stop"))
@@ -87,6 +91,21 @@ def test_forced_calls_are_read_as_calls(name: str, control: bool):
     single = tools.grammar(Calls(name, OFFERED, parallel=False, tags=TAGS if control else {}))[0]
     for seed in range(3):
         assert len(parse(name, answer(single, seed), control).tool_calls) == 1
+
+
+@pytest.mark.parametrize("control", [True, False], ids=["control tokens", "text"])
+@pytest.mark.parametrize("name", sorted(tools.FREE))
+def test_strict_calls_among_text_are_read_as_calls(name: str, control: bool):
+    """Nothing has to come; what begins as a call goes on as one."""
+    strict = (Offered("get_weather", WEATHER, True), Offered("stop", {}, True))
+    source, _ = tools.grammar(Calls(name, strict, tags=TAGS if control else {}, free=True))
+    called = 0
+    for seed in range(12):
+        message = parse(name, answer(source, seed), control)
+        called += len(message.tool_calls)
+        for call in message.tool_calls:
+            check(call)
+    assert called
 
 
 def test_T32_a_schema_and_tools_together_allow_either():

@@ -47,6 +47,9 @@ CLOSERS = [
     "</parameter>",
     "</｜DSML｜parameter>\n",
     "</｜DSML｜ parameter>\n",
+    "<tool_call>",
+    "<｜DSML｜tool_calls>\n",
+    "<｜DSML｜ calls>\n",
 ]
 
 
