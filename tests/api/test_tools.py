@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,9 @@ from hypothesis import strategies as st
 from sparkjax.api.answer import Answer
 from sparkjax.api.wire import ChatWire, Whole
 from sparkjax.engine.plan import Event
+from sparkjax.text.deepseek import V41, DeepSeekEncoder
 from sparkjax.text.parsing import FORMATS, Setup, Tool
+from sparkjax.text.template import ChatTemplate
 
 from . import fake_engine, talk, toy
 from .conftest import refused
@@ -494,3 +498,66 @@ def test_a_budget_that_is_not_needed_changes_nothing(make):
     api = make(THOUGHT + "Sunny.")
     one, two = (api.chat(**f).json()["choices"] for f in ({}, {"thinking_budget": 1000}))
     assert one == two and len(api.engine.submitted) == 2
+
+
+def test_t06_a_marker_cut_by_a_layer_that_sends_its_own_pieces(make_api):
+    """Tags that are not control tokens of the tokenizer come letter by letter: none is ever seen."""
+    served = toy_served_with(talk.HERMES)
+    ids = [*toy.make_tokenizer().encode("Look.\n" + CALL), toy.END]
+    api = make_api(served=served, script=lambda submit: ids, limits=LIMITS)
+    stream = api.stream_chat(tools=TOOLS, enable_thinking=False)
+    assert stream.text() == "Look." and "tool_call>" not in stream.raw
+    (call,) = calls_of(stream)
+    assert json.loads(call["function"]["arguments"]) == {"city": "Oslo"}
+
+
+def toy_served_with(source: str):
+    """The toy model, whose tokenizer has none of the tags, under a template that writes them."""
+    return dataclasses.replace(toy.make_served(context=4096), template=ChatTemplate(source))
+
+
+VECTORS = json.loads((Path(__file__).parents[1] / "data/parsing/events_chat.json").read_text())[
+    "cases"
+]
+
+
+def folded(deltas: list[dict]) -> list:
+    """Deltas without their cuts: the kinds in order, each with all its text."""
+    out: list = []
+    for delta in deltas:
+        for call in delta.get("tool_calls", []):
+            if "id" in call:
+                out.append(["call", call["index"], call["type"], call["function"]["name"], ""])
+            out[-1][-1] += call["function"]["arguments"]
+        for kind in ("role", "reasoning_content", "content"):
+            if delta.get(kind):
+                if not out or out[-1][0] != kind:
+                    out.append([kind, ""])
+                out[-1][-1] += delta[kind]
+    return out
+
+
+@pytest.mark.parametrize("case", VECTORS, ids=[c["id"] for c in VECTORS])
+def test_streams_are_those_of_a_production_server(make_api, case):
+    """The events of DeepSeek's own protocol code: their order, fields and folded content."""
+    ids = talk.make_tokenizer().encode_rendered("".join(case["pieces"]))
+    ids += [toy.END] if case["finish"] == "stop" else []
+    served = dataclasses.replace(
+        talk.make_served(), template=DeepSeekEncoder(V41), model_type="deepseek_v41"
+    )
+    api = make_api(served=served, script=lambda submit: ids, limits=LIMITS)
+    stream = api.stream_chat(
+        tools=TOOLS, thinking=case["thinking"], max_tokens=max(len(ids), 1),
+        stream_options={"include_usage": True},
+    )  # fmt: skip
+    wanted = [event["choices"][0] for event in case["events"]]
+    ours = stream.choices()
+    got, want = (folded([c["delta"] for c in choices]) for choices in (ours, wanted))
+    if case["id"] == "length-call":  # of an open call a beginning is sent, or nothing
+        got, want = ([each for each in found if each[0] != "call"] for found in (got, want))
+    assert got == want
+    assert [c["finish_reason"] for c in ours[:-1]] == [None] * (len(ours) - 1)
+    assert ours[-1]["finish_reason"] == wanted[-1]["finish_reason"] and stream.done
+    fields = {"id", "object", "created", "model", "system_fingerprint", "choices", "usage"}
+    assert all(fields <= set(chunk) for chunk in stream.chunks)
+    assert all(set(c) == {"index", "delta", "logprobs", "finish_reason"} for c in ours)
