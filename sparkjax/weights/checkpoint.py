@@ -141,14 +141,16 @@ def tensors_of(checkpoint: Checkpoint, name: str) -> tuple[str, ...]:
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Opens a directory of safetensors files or a .gguf file.
+    """Opens a directory of safetensors files, one that was exported, or a .gguf file.
 
     Raises:
       CheckpointError: nothing there, or not a checkpoint.
     """
     path = Path(path)
     if path.is_dir():
-        return Directory(path)
+        from .exported import FACTS, Exported
+
+        return Exported(path) if (path / FACTS).exists() else Directory(path)
     if not path.exists():
         raise CheckpointError(f"{path}: no such file or directory")
     if path.suffix == ".gguf":
