@@ -24,10 +24,11 @@ COMMON = frozenset(
     ["model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
      "repetition_penalty", "seed", "n", "stop", "stop_token_ids", "ignore_eos", "logit_bias",
      "logprobs", "prompt_logprobs", "max_tokens", "stream", "stream_options", "user", "safety_identifier", "metadata",
+     "prompt_cache_key", "service_tier", "prefix_cache", "sse_ping_interval",
      *structured.FIELDS]
 )  # fmt: skip
 
-STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
+STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 """What `stream_options` may switch on."""
 
 
@@ -43,6 +44,9 @@ class Options:
       constraint: what the answer has to follow, None for nothing.
       include_usage: a stream ends with a chunk of usage.
       prompt_logprobs: alternatives that are told of every prompt token, None for nothing.
+      obfuscation: chunks are padded, so that their sizes tell little about the text.
+      ping: seconds of silence in a stream before a comment; -1 is never, None the server's own.
+      echo: labels that a whole answer gives back.
       continuous_usage: with it, every chunk has the usage so far (vLLM's continuous_usage_stats).
     """
 
@@ -56,6 +60,9 @@ class Options:
     continuous_usage: bool
     constraint: structured.Constraint | None = None
     prompt_logprobs: int | None = None
+    obfuscation: bool = False
+    ping: int | None = None
+    echo: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def sampling_of(self, choice: int) -> Sampling:
         """The sampling of one choice."""
@@ -106,7 +113,28 @@ def read(
         include_usage=_stream_option(fields, stream, "include_usage"),
         continuous_usage=_stream_option(fields, stream, "continuous_usage_stats"),
         prompt_logprobs=_prompt_logprobs(fields, stream),
+        obfuscation=_stream_option(fields, stream, "include_obfuscation"),
+        ping=_ping(fields, stream),
+        echo=_echo(fields),
     )
+
+
+def _ping(fields: Fields, stream: bool) -> int | None:
+    wanted = fields.integer("sse_ping_interval", -1, LARGEST)
+    if wanted == 0:
+        raise fields.wrong("sse_ping_interval", "seconds from 1, or -1 for never")
+    if wanted is not None and not stream:
+        raise invalid("sse_ping_interval", "is only allowed when stream is true")
+    return wanted
+
+
+def _echo(fields: Fields) -> dict[str, Any]:
+    echo: dict[str, Any] = {}
+    if fields.choice("service_tier", ("auto", "default")) is not None:
+        echo["service_tier"] = "default"
+    if fields.given("metadata"):
+        echo["metadata"] = fields.values["metadata"]
+    return echo
 
 
 def _prompt_logprobs(fields: Fields, stream: bool) -> int | None:
@@ -196,12 +224,11 @@ def _stream_option(fields: Fields, stream: bool, wanted: str) -> bool:
     for name, value in given.values.items():
         if name in STREAM_OPTIONS or value is None:
             continue
-        if name != "include_obfuscation" or value is not False:
-            raise unsupported(
-                given.name(name) if len(name) < 64 else "stream_options",
-                f"is {show(value)}, which is not supported; allowed in stream_options: "
-                + ", ".join(STREAM_OPTIONS),
-            )
+        raise unsupported(
+            given.name(name) if len(name) < 64 else "stream_options",
+            f"is {show(value)}, which is not supported; allowed in stream_options: "
+            + ", ".join(STREAM_OPTIONS),
+        )
     return given.boolean(wanted, False)
 
 
@@ -209,6 +236,8 @@ def _check_labels(fields: Fields) -> None:
     """Fields that only carry a client's own labels."""
     fields.string("user")
     fields.string("safety_identifier", longest=64)
+    fields.string("prompt_cache_key", longest=1024)
+    fields.boolean("prefix_cache", True)
     metadata: dict[str, Any] = getattr(fields.object("metadata"), "values", {})
     if len(metadata) > 16:
         raise fields.wrong("metadata", "an object of at most 16")

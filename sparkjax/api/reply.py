@@ -28,6 +28,8 @@ STREAM_HEADERS = {
     "x-accel-buffering": "no",  # a reverse proxy must not collect the events
 }
 KEEP_ALIVE = b": keep-alive\n\n"
+NEVER = 1e9
+"""Seconds."""
 DONE = b"data: [DONE]\n\n"
 Prepare = Callable[[], Awaitable[tuple[Work, Wire]]]
 
@@ -89,6 +91,8 @@ class Reply(Response):
             job.start()
             self._job = job
             stream = work.options.stream
+            if work.options.ping is not None:
+                self._silence = float(work.options.ping) if work.options.ping > 0 else NEVER
             if not stream:
                 response = await self._whole(job, work, wire)
         except ApiError as error:
@@ -112,6 +116,7 @@ class Reply(Response):
             "choices": [wire.choice(i, whole) for i, whole in enumerate(wholes)],
             "usage": job.usage.json(),
             "timings": job.timings,
+            **work.options.echo,
         }
         if work.options.prompt_logprobs is not None:
             self._add_prompts(body, work, wholes)
@@ -150,6 +155,8 @@ class Reply(Response):
                     for index, piece in batch
                     for choice in wire.chunks(index, piece)
                 ]
+                if work.options.obfuscation:
+                    chunks = [chunk | {"obfuscation": _padding(chunk)} for chunk in chunks]
                 if chunks and job.ended and not wanted:
                     chunks[-1]["timings"] = job.timings
                 yield b"".join(map(_event, chunks)) or KEEP_ALIVE
@@ -193,6 +200,12 @@ async def _disconnected(receive: Receive) -> None:
     """Returns when the client is gone. The body was read before: nothing else can come."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _padding(chunk: dict[str, Any]) -> str:
+    """Random characters, at least 16, that fill a chunk up to a multiple of 128 bytes."""
+    size = -(len(msgspec.json.encode(chunk)) + 16) % 128 + 16
+    return secrets.token_urlsafe(size)[:size]
 
 
 def _event(value: dict[str, Any]) -> bytes:

@@ -54,11 +54,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "return_tokens_as_token_ids": (False,),
     # service
     "store": (False,),
-    "service_tier": ("auto", "default"),
     "background": (False,),
     "moderation": (),
     "verbosity": (),
-    "prompt_cache_key": (),
     "prompt_cache_retention": (),
     "prompt_cache_options": (),
     "cache_salt": (),

@@ -191,7 +191,7 @@ NOT_YET = {
     "chat_template": "{{ 1 }}", "modalities": ["text", "audio"], "audio": {}, "prediction": {},
     "best_of": 2, "suffix": "x", "use_beam_search": True, "min_tokens": 3, "bad_words": ["x"],
     "include_stop_str_in_output": True, "skip_special_tokens": False,
-    "store": True, "service_tier": "flex", "web_search_options": {}, "cache_salt": "x",
+    "store": True, "web_search_options": {}, "cache_salt": "x",
     "continue_final_message": True,
 }  # fmt: skip
 
@@ -207,7 +207,7 @@ def test_what_is_not_supported_is_refused_by_name(parse, field):
 def test_neutral_values_of_unsupported_fields_pass():
     neutral = {
         "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "best_of": 1,
-        "suffix": "", "modalities": ["text"], "store": False, "service_tier": "auto",
+        "suffix": "", "modalities": ["text"], "store": False,
         "parallel_tool_calls": True, "chat_template_kwargs": {}, "min_tokens": 0,
         "skip_special_tokens": True,
     }  # fmt: skip
@@ -244,9 +244,41 @@ def test_stream_options():
         stream=True, stream_options={"continuous_usage_stats": True}
     ).options.continuous_usage
     parse_chat(stream=True, stream_options={"include_obfuscation": False, "other": None})
-    for option in ("include_obfuscation", "what"):
-        error = error_of(parse_chat, stream=True, stream_options={option: True})
-        assert error.param == f"stream_options.{option}"
+    error = error_of(parse_chat, stream=True, stream_options={"what": True})
+    assert error.param == "stream_options.what"
+
+
+def test_chunks_are_padded_on_request(api):
+    stream = api.stream_chat(max_tokens=5, stream_options={"include_obfuscation": True})
+    sizes = {
+        len(line) - len("data: ") for line in stream.raw.split("\n\n") if "obfuscation" in line
+    }
+    assert all(len(chunk["obfuscation"]) >= 16 for chunk in stream.chunks[:-1])
+    # JSON of the padding's own field, and of timings in the last chunk, comes on top.
+    assert len({size % 128 for size in sizes}) <= 2
+    assert "obfuscation" not in api.stream_chat(max_tokens=5).raw
+
+
+def test_labels_come_back_with_a_whole_answer(api):
+    answer = api.chat(metadata={"a": "b"}, service_tier="auto", max_tokens=1).json()
+    assert answer["metadata"] == {"a": "b"} and answer["service_tier"] == "default"
+    plain = api.chat(prompt_cache_key="k", prefix_cache=False, user="u", max_tokens=1).json()
+    assert "metadata" not in plain and "service_tier" not in plain
+
+
+@pytest.mark.parametrize(("fields", "param"), [
+    ({"service_tier": "flex"}, "service_tier"), ({"prefix_cache": 1}, "prefix_cache"),
+    ({"prompt_cache_key": 5}, "prompt_cache_key"), ({"sse_ping_interval": 5}, "sse_ping_interval"),
+    ({"sse_ping_interval": 0, "stream": True}, "sse_ping_interval"),
+    ({"sse_ping_interval": -2, "stream": True}, "sse_ping_interval"),
+])  # fmt: skip
+def test_extensions_are_checked(fields, param):
+    assert error_of(parse_chat, **fields).param == param
+
+
+def test_a_request_sets_its_own_keep_alive():
+    assert parse_chat(stream=True, sse_ping_interval=7).options.ping == 7
+    assert parse_chat(stream=True, sse_ping_interval=-1).options.ping == -1
 
 
 def test_sampling_reaches_the_engine(api):

@@ -75,7 +75,7 @@ def test_content_is_null_only_beside_calls(make):
     assert make("").chat().json()["choices"][0]["message"]["content"] == ""
 
 
-def test_t01_streamed_arguments_equal_the_whole_ones(make):
+def test_T01_streamed_arguments_equal_the_whole_ones(make):
     api = make(THOUGHT + CALL + "\n" + CALL.replace("Oslo", 'São Paulo \\" 北京'))
     whole = api.chat(tools=TOOLS).json()["choices"][0]["message"]
     streamed = calls_of(api.stream_chat(tools=TOOLS))
@@ -85,21 +85,21 @@ def test_t01_streamed_arguments_equal_the_whole_ones(make):
     assert streamed == whole["tool_calls"] and len(streamed) == 2
 
 
-def test_t02_arguments_are_a_string_from_the_first_chunk(make):
+def test_T02_arguments_are_a_string_from_the_first_chunk(make):
     stream = make(THOUGHT + CALL).stream_chat(tools=TOOLS)
     deltas = [d for c in stream.choices() for d in c["delta"].get("tool_calls", [])]
     assert deltas[0]["function"] == {"name": "get_weather", "arguments": ""}
     assert all(isinstance(d["function"]["arguments"], str) for d in deltas)
 
 
-def test_t03_two_calls_in_one_event(make):
+def test_T03_two_calls_in_one_event(make):
     api = make(THOUGHT + CALL + "\n" + CALL)
     api.core.burst = 1000
     calls = calls_of(api.stream_chat(tools=TOOLS))
     assert len(calls) == 2 and calls[0]["id"] != calls[1]["id"]
 
 
-def test_t04_a_whole_call_in_one_event_is_no_content(make):
+def test_T04_a_whole_call_in_one_event_is_no_content(make):
     api = make(CALL, talk.GLM.replace("<arg_key>K</arg_key>", '"name": x'))
     api.core.burst = 1000
     stream = api.stream_chat(tools=TOOLS)
@@ -107,7 +107,7 @@ def test_t04_a_whole_call_in_one_event_is_no_content(make):
 
 
 @pytest.mark.parametrize("burst", range(2, 9))
-def test_t05_several_tokens_a_step_lose_and_double_nothing(make, burst):
+def test_T05_several_tokens_a_step_lose_and_double_nothing(make, burst):
     text = THOUGHT + "Both.\n" + CALL + "\n" + CALL.replace("Oslo", "Rome") + "\nDone."
     one, many = make(text), make(text)
     many.core.burst = burst
@@ -120,14 +120,14 @@ def test_t05_several_tokens_a_step_lose_and_double_nothing(make, burst):
         ]
 
 
-def test_t09_streams_and_whole_answers_finish_alike(make):
+def test_T09_streams_and_whole_answers_finish_alike(make):
     api = make(THOUGHT + CALL)
     assert api.chat(tools=TOOLS).json()["choices"][0]["finish_reason"] == "tool_calls"
     assert api.stream_chat(tools=TOOLS).finish() == "tool_calls"
 
 
 @pytest.mark.parametrize("cut", [3, 12, 40, 55])
-def test_t10_the_token_limit_inside_a_call(make, cut):
+def test_T10_the_token_limit_inside_a_call(make, cut):
     """It is never a finished call, and nothing of it is content."""
     body = CALL.replace("Oslo", "Oslo " * 40)
     api = make(THOUGHT + CALL + "\n" + body)
@@ -148,7 +148,7 @@ def test_t10_the_token_limit_inside_a_call(make, cut):
                 json.loads(call["function"]["arguments"])
 
 
-def test_t11_descriptions_change_the_prompt_only(make):
+def test_T11_descriptions_change_the_prompt_only(make):
     """The same answer is read the same way, whatever the schema says in words."""
     api = make(THOUGHT + CALL)
     plain, told = talk.function(), talk.function(city={"type": "string", "description": '</x>"}'})
@@ -158,13 +158,13 @@ def test_t11_descriptions_change_the_prompt_only(make):
     assert one[0]["function"] == two[0]["function"]
 
 
-def test_t12_a_stream_goes_on_after_its_reasoning(make):
+def test_T12_a_stream_goes_on_after_its_reasoning(make):
     stream = make(THOUGHT + "Sunny.").stream_chat(tools=TOOLS)
     reasoning = "".join(c["delta"].get("reasoning_content", "") for c in stream.choices())
     assert (reasoning, stream.text(), stream.finish()) == ("I need the weather.", "Sunny.", "stop")
 
 
-def test_t14_a_quoted_tag_is_text_and_a_control_token_is_none(make):
+def test_T14_a_quoted_tag_is_text_and_a_control_token_is_none(make):
     """The letters of a tag, sampled as letters, split nothing."""
     letters = talk.make_tokenizer().encode('Say "</think>".')
     close = talk.TOKENS.index("</think>")
@@ -180,7 +180,7 @@ def test_t14_a_quoted_tag_is_text_and_a_control_token_is_none(make):
         api.close()
 
 
-def test_t15_a_closing_tag_that_comes_again_is_never_shown(make):
+def test_T15_a_closing_tag_that_comes_again_is_never_shown(make):
     stream = make(THOUGHT + "</think>Sunny.</think> Warm.").stream_chat()
     assert stream.text() == "Sunny. Warm."
 
@@ -388,7 +388,7 @@ def test_user_text_cannot_open_reasoning_or_close_a_turn(make):
     assert control == set()
 
 
-def test_t46_template_arguments_are_part_of_the_prompt(make):
+def test_T46_template_arguments_are_part_of_the_prompt(make):
     """What a cache would be keyed on are the tokens, and they differ."""
     api = make("</think>4")
     api.chat()
@@ -500,7 +500,7 @@ def test_a_budget_that_is_not_needed_changes_nothing(make):
     assert one == two and len(api.engine.submitted) == 2
 
 
-def test_t06_a_marker_cut_by_a_layer_that_sends_its_own_pieces(make_api):
+def test_T06_a_marker_cut_by_a_layer_that_sends_its_own_pieces(make_api):
     """Tags that are not control tokens of the tokenizer come letter by letter: none is ever seen."""
     served = toy_served_with(talk.HERMES)
     ids = [*toy.make_tokenizer().encode("Look.\n" + CALL), toy.END]

@@ -36,7 +36,7 @@ def test_every_case_cut_at_every_place(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_t07_long_string_arguments_stream_while_they_are_generated(family):
+def test_T07_long_string_arguments_stream_while_they_are_generated(family):
     """A call's first piece comes long before its last character, and many pieces follow."""
     case = next(c for c in cases(family) if c.id.endswith("-long"))
     parser = case.format.make(case.setup())
