@@ -89,6 +89,7 @@ def plan(
     compile: bool = True,
     kernels: tuple[tuple[str, str], ...] = (),
     programs: Iterable[str] = ("advance", "choose", "tile"),
+    mesh: Any | None = None,
 ) -> Report:
     """Sizes a published checkpoint over `ranks` devices.
 
@@ -96,6 +97,7 @@ def plan(
       limits: the engine's; they fix the programs' shapes.
       compile: compile for GB10; without it launches and collectives are not counted.
       programs: which ones to compile.
+      mesh: devices to compile for (default: as many compile-only GB10s as ranks).
     """
     family, dtype = manifest.family, "bfloat16"
     config = family.read_config(manifest.config)
@@ -107,7 +109,7 @@ def plan(
     note = ""
     if compile:
         try:
-            mesh = gb10.compile_only_mesh(ranks)
+            mesh = gb10.compile_only_mesh(ranks) if mesh is None else mesh
         except gb10.Unavailable as error:
             note = f"launches and collectives are not counted: {error}"
         else:
