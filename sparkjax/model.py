@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
+from .kernels import native
 from .mesh import spmd
 from .mesh.context import Context
 from .models import cache as caches
@@ -68,6 +69,7 @@ class Model:
         ranks: int = 1,
         context: Context | None = None,
         progress: load.Progress | None = None,
+        **options: Any,
     ) -> Model:
         """Loads a checkpoint directory or a .gguf file.
 
@@ -75,6 +77,8 @@ class Model:
           dtype: compute dtype, "float32" or "bfloat16" (default: float32 on a CPU, else bfloat16).
           ranks: devices to spread the weights over (tensor parallelism).
           context: overrides dtype and ranks.
+          progress: called with (bytes done, bytes in all).
+          **options: of `weights.load.load_params`: reading, images, before, twelve_bits.
 
         Raises:
           CheckpointError, UnsupportedConfig: the file cannot be read or is not supported.
@@ -98,6 +102,8 @@ class Model:
             expand=load.expand_where_needed(context.platform),
             ignored=(*ignored(family, config), *partial, *tables.tensors(hosted, checkpoint)),
             progress=progress,
+            facts={"platform": context.platform, "native": native.available()},
+            **options,
         )
         model = cls(family, config, params, context, mesh, checkpoint)
         model.tables = tables.open_tables(hosted, checkpoint, lambda: model.tokenizer)

@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from .config import Config, locate
@@ -81,7 +82,7 @@ def start(config: Config, session: Any = None) -> tuple[Any, Any]:
     from . import compiles
     from .engine.engine import Engine
     from .engine.limits import make_limits
-    from .model import Model, here
+    from .model import here
     from .models.config import UnsupportedConfig
     from .weights.errors import CheckpointError
 
@@ -127,6 +128,29 @@ def start(config: Config, session: Any = None) -> tuple[Any, Any]:
         limits.context,
     )
     return model, engine
+
+
+def load_model(config: Config, path: Path, context: Any) -> Any:
+    """The model of the configuration's weights, under a progress bar.
+
+    Raises:
+      CheckpointError, UnsupportedConfig, ValueError, OSError: see `Model.load`.
+    """
+    from .model import Model
+    from .weights.load import Images, Reading
+
+    weights = config.weights
+    with progress(f"loading {path.name}", size=True) as advance:
+        images = None
+        if weights.image is not None:
+            images = Images(Path(weights.image).expanduser(), weights.verify_image, advance)
+        return Model.load(
+            path,
+            context=context,
+            progress=advance,
+            reading=Reading(weights.parallel, weights.direct),
+            images=images,
+        )
 
 
 def crash_log(
@@ -177,26 +201,45 @@ def take_port(host: str, port: int) -> socket.socket:
 
 
 @contextlib.contextmanager
-def progress(what: str) -> Iterator[Callable[..., None]]:
-    """A progress bar on a terminal, a log line at the end elsewhere.
+def progress(what: str, size: bool = False) -> Iterator[Callable[..., None]]:
+    """A progress bar on a terminal, log lines elsewhere: each minute, and at the end.
+
+    Args:
+      size: what is counted are bytes: their rate and the time left are shown too.
 
     Yields a function of (done, in all, detail).
     """
-    started = time.monotonic()
+    started = told = time.monotonic()
     if not sys.stderr.isatty():
-        yield lambda done, total, detail="": None
-        log.info("%s: %.1f s", what, time.monotonic() - started)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        most = 0
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total} {task.fields[detail]}"),
-        TimeElapsedColumn(),
+        def tell(done: int, total: int, detail: str = "") -> None:
+            nonlocal told, most
+            most, now = max(most, done), time.monotonic()
+            if now - told > 60:
+                told = now
+                log.info("%s: %d %% after %.0f s", what, 100 * done // max(total, 1), now - started)
+
+        yield tell
+        seconds = time.monotonic() - started
+        rate = f", {most / 2**30:.2f} GiB at {most / 1e9 / seconds:.2f} GB/s" if size else ""
+        log.info("%s: %.1f s%s", what, seconds, rate)
+        return
+    from rich import progress as bars
+    from rich.console import Console
+
+    count = (
+        (bars.DownloadColumn(), bars.TransferSpeedColumn(), bars.TimeRemainingColumn())
+        if size
+        else (bars.TextColumn("{task.completed}/{task.total} {task.fields[detail]}"),)
     )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    columns = (
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        *count,
+        bars.TimeElapsedColumn(),
+    )
+    with bars.Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(what, total=None, detail="")
         yield lambda done, total, detail="": bar.update(
             task, completed=done, total=total, detail=detail

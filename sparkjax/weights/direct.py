@@ -32,6 +32,8 @@ CHUNK = 8 << 20
 LONG = 256 << 10
 """Runs of at least so many bytes are read by themselves; shorter ones together with the gaps
 between them, since a seek costs more than that."""
+LARGE = 2 << 20
+"""Bytes of a large page: a read into such memory reaches the disk in fewer requests."""
 DIRECT = getattr(os, "O_DIRECT", 0)
 HUGE = getattr(mmap, "MADV_HUGEPAGE", None)
 
@@ -49,11 +51,18 @@ def up(n: int) -> int:
     return n + -n % PAGE
 
 
-def pages(nbytes: int) -> np.ndarray:
-    """uint8 [at least nbytes, a multiple of PAGE] that begins on a page; untouched memory costs
-    nothing, touched memory is taken in large pages where the system has them."""
-    buffer = mmap.mmap(-1, max(up(nbytes), PAGE))
-    if HUGE is not None and nbytes >= CHUNK:
+def pages(nbytes: int, *, reused: bool = False) -> np.ndarray:
+    """uint8 [at least nbytes, a multiple of PAGE] that begins on a page.
+
+    Args:
+      reused: whether it is filled again and again: then in large pages, where the system has them.
+        Memory that is filled once is not: a virtual machine's host may have to find each large page
+        anew (measured here: ten times the time that small ones take).
+    """
+    # Only a whole number of large pages is placed where they fit.
+    size = nbytes + -nbytes % LARGE if reused else up(nbytes)
+    buffer = mmap.mmap(-1, max(size, PAGE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if HUGE is not None and reused:
         with contextlib.suppress(OSError):  # a kernel without large pages
             buffer.madvise(HUGE)
     return np.frombuffer(buffer, np.uint8)
@@ -100,10 +109,11 @@ def extent(view: np.ndarray) -> int:
 def run(view: np.ndarray) -> int:
     """Bytes of a view's contiguous runs in the file."""
     length = view.itemsize
-    for stride, size in sorted(zip(view.strides, view.shape, strict=True)):
+    steps: list[tuple[int, int]] = sorted(zip(view.strides, view.shape, strict=True))
+    for step, size in steps:
         if size == 1:
             continue
-        if stride != length:
+        if step != length:
             break
         length *= size
     return length
@@ -124,6 +134,12 @@ def touched(view: np.ndarray) -> int:
 def pieces(target: np.ndarray, view: np.ndarray) -> Iterator[Job]:
     """A job cut along the file into jobs of at most CHUNK bytes from first to last, each dense
     enough to be read at once."""
+    plain = target.flags.c_contiguous and view.flags.c_contiguous and target.dtype == view.dtype
+    if plain and view.nbytes > CHUNK:
+        into, source = target.reshape(-1).view(np.uint8), view.reshape(-1).view(np.uint8)
+        for at in range(0, view.nbytes, CHUNK):
+            yield into[at : at + CHUNK], source[at : at + CHUNK]
+        return
     span = extent(view)
     sparse = view.nbytes * 2 < span and run(view) >= LONG
     if span <= CHUNK and not sparse:
@@ -136,8 +152,8 @@ def pieces(target: np.ndarray, view: np.ndarray) -> Iterator[Job]:
     rest = span - stride * (size - 1)
     step = 1 if sparse else max(1, (CHUNK - rest) // stride + 1)
     for start in range(0, size, step):
-        at = (slice(None),) * axis + (slice(start, start + step),)
-        yield from pieces(target[at], view[at])
+        part = (slice(None),) * axis + (slice(start, start + step),)
+        yield from pieces(target[part], view[part])
 
 
 class Reader:
@@ -202,7 +218,7 @@ class Reader:
             for target, view in jobs:
                 source = self.source(view)
                 if source is None:
-                    target[...] = view
+                    copy(target, view)
                     self._advance(target.nbytes)
                     continue
                 for piece in pieces(target, view):
@@ -222,8 +238,7 @@ class Reader:
     def _piece(self, source: Source, target: np.ndarray, view: np.ndarray) -> None:
         begin = view.ctypes.data - source.base
         first, last = down(begin), begin + extent(view)
-        straight = _straight(target, view, begin)
-        buffer = self._buffer(last - first) if straight is None else straight
+        buffer = self._buffer(last - first)
         fd, direct = self._descriptor(source)
         try:
             read_at(fd, buffer, first, last)
@@ -233,9 +248,8 @@ class Reader:
             raise CheckpointError(f"{source.path}: cannot be read: {error.strerror}") from None
         if not direct:
             os.posix_fadvise(fd, first, last - first, os.POSIX_FADV_DONTNEED)
-        if straight is None:
-            here = np.ndarray(view.shape, view.dtype, buffer.data, begin - first, view.strides)
-            target[...] = here
+        here = np.ndarray(view.shape, view.dtype, buffer.data, begin - first, view.strides)
+        copy(target, here)
         with self._lock:
             self.read += up(last) - first
         self._advance(target.nbytes)
@@ -244,7 +258,7 @@ class Reader:
         """This thread's buffer."""
         held = getattr(self._local, "buffer", None)
         if held is None or held.size < up(nbytes):
-            held = self._local.buffer = pages(max(up(nbytes), CHUNK + 2 * PAGE))
+            held = self._local.buffer = pages(max(up(nbytes), CHUNK + 2 * PAGE), reused=True)
         return held
 
     def _descriptor(self, source: Source) -> tuple[int, bool]:
@@ -259,12 +273,16 @@ class Reader:
             return self._open[source.base]
 
 
-def _straight(target: np.ndarray, view: np.ndarray, begin: int) -> np.ndarray | None:
-    """The target as bytes where a direct read may go straight into it, else None."""
-    plain = target.flags.c_contiguous and view.flags.c_contiguous and target.dtype == view.dtype
-    if not plain or any(n % PAGE for n in (begin, target.nbytes, target.ctypes.data)):
-        return None
-    return target.reshape(-1).view(np.uint8)
+def copy(target: np.ndarray, source: np.ndarray) -> None:
+    """target[...] = source, other threads running meanwhile (numpy holds the interpreter's lock
+    while it copies a dtype that it does not know, such as bfloat16, but not bytes)."""
+    if target.dtype == source.dtype and target.itemsize in _WORDS and target.dtype.kind == "V":
+        word = _WORDS[target.itemsize]
+        target, source = target.view(word), source.view(word)
+    target[...] = source
+
+
+_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def read_at(fd: int, buffer: np.ndarray, first: int, last: int) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import itertools
 import logging
 import mmap
 import threading
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,8 +21,9 @@ from jax.sharding import Mesh
 from ..mesh import spmd
 from ..models import params as declarations
 from ..models.params import Tree
-from . import formats, stream
+from . import direct, formats, image, stream
 from .checkpoint import Checkpoint, tensors_of
+from .digest import Notes, Seen
 from .direct import Reader
 from .errors import CheckpointError
 from .stream import Leaf
@@ -43,6 +47,21 @@ class Reading:
 
     parallel: int = 8
     direct: bool | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+    """Device-ready shares on disk (see `weights.image`).
+
+    Attributes:
+      folder: where they lie.
+      verify: compare checksums before an image is used.
+      progress: of writing one: (bytes done, bytes in all).
+    """
+
+    folder: Path
+    verify: bool = False
+    progress: Progress | None = None
 
 
 def check_names(tree: Tree, checkpoint: Checkpoint, ignored: Iterable[str] = ()) -> None:
@@ -90,6 +109,9 @@ def load_params(
     twelve_bits: bool = False,
     reading: Reading = Reading(),
     before: Callable[[dict[str, int]], None] = lambda weights: None,
+    images: Images | None = None,
+    facts: Mapping[str, Any] | None = None,
+    notes: Notes | None = None,
 ) -> Any:
     """The declared parameters, stacked and placed. Each rank's bytes are read straight into its
     arrays: on a CPU those are the buffers that were read into.
@@ -103,6 +125,10 @@ def load_params(
       expand: given a (quantized or half precision) parameter, whether to store it as float32
         instead, because nothing here computes with its format.
       before: called before anything is allocated, with this process's bytes by weight format.
+      images: where device-ready shares are kept from one start to the next.
+      facts: what decides about a share's bytes beside checkpoint, declarations and rank: an image
+        made under others is not used.
+      notes: take down the digests of what was read.
 
     Raises:
       CheckpointError: missing or unexpected tensors, shapes that differ from the declaration, or
@@ -110,15 +136,25 @@ def load_params(
     """
     if ranks > 1 and rank is None and mesh is None:
         raise ValueError(f"{ranks} ranks need a mesh, or the rank whose share is loaded")
-    check_names(tree, checkpoint, ignored)
     places = _places(mesh, rank)
-    plans = {
-        r: stream.plan(tree, checkpoint, ranks, r, twelve_bits=twelve_bits) for r in places
-    }
+    files = list(checkpoint.files)
+    facts = {**(facts or {}), "twelve_bits": twelve_bits}
+    keys = {r: image.key_of(checkpoint, tree, ranks, r, facts) for r in places if images}
+    plans: dict[int, dict[str, Leaf]] = {}
+    for r, opened in _opened(images, checkpoint, ranks, keys).items():
+        plans[r] = opened.leaves
+        files.append((opened.path, opened.mapped))
+    fresh = [r for r in places if r not in plans]
+    if fresh:
+        check_names(tree, checkpoint, ignored)
+    for r in fresh:
+        plans[r] = stream.plan(tree, checkpoint, ranks, r, twelve_bits=twelve_bits)
     _forget(checkpoint)
-    first = next(iter(plans.values()))
-    expanded = {path for path, leaf in first.items() if expand(leaf.tree)}
-    before(summary(plans.values(), expanded))
+    first = plans[min(places)]
+    expanded = {
+        (r, path) for r, plan in plans.items() for path, leaf in plan.items() if expand(leaf.tree)
+    }
+    before(summary(plans, expanded))
     reads = [
         (r, path)
         for path, leaf in first.items()
@@ -127,27 +163,73 @@ def load_params(
     total = sum(plans[r][path].nbytes for r, path in reads)
     held: dict[str, dict[int, Any]] = {path: {} for path in first}
     # A plan goes as it is read: its views and computed planes are no longer needed then.
-    direct = total >= DIRECT_FROM if reading.direct is None else reading.direct
+    past = total >= DIRECT_FROM if reading.direct is None else reading.direct
     advance = _counted(progress, total)
+    started = time.monotonic()
     with Reader(
-        checkpoint.files, parallel=reading.parallel, direct=direct, advance=advance
+        files, parallel=reading.parallel, direct=past, advance=advance
     ) as reader:
-        for r, path in reads:
-            leaf = plans[r].pop(path)
-            held[path][r] = _placed(leaf, reader, checkpoint, places[r], path in expanded)
+        for some in _together(reads, places, expanded):
+            leaves = [plans[r].pop(path) for r, path in some]
+            r, path = some[0]
+            seen = [Seen(notes, r, path) for r, path in some] if notes is not None else None
+            found = _placed(leaves, reader, checkpoint, places[r], (r, path) in expanded, seen)
+            for (r, path), share in zip(some, found, strict=True):
+                held[path][r] = share
+        log.info(
+            "weights: %.2f GiB in %.2f s (%.2f GiB asked of the files)",
+            total / 2**30, time.monotonic() - started, reader.read / 2**30,
+        )  # fmt: skip
+    if images is not None:
+        for r in fresh:
+            share = {path: found.get(r, next(iter(found.values()))) for path, found in held.items()}
+            _keep(images, checkpoint, ranks, r, keys[r], share)
     specs = dict(declarations.leaves_of(declarations.specs(tree, ranks)))
     loaded = {path: _global(found, places, mesh, specs[path]) for path, found in held.items()}
     return declarations.unflatten(loaded)
 
 
-def summary(plans: Iterable[Mapping[str, Leaf]], expanded: Iterable[str] = ()) -> dict[str, int]:
-    """Bytes by weight format of some ranks' planned parameters; `expanded` ones as float32."""
-    expanded = set(expanded)
+def _opened(
+    images: Images | None, checkpoint: Checkpoint, ranks: int, keys: Mapping[int, dict[str, Any]]
+) -> dict[int, image.Image]:
+    """The images that there are."""
+    found = {}
+    for rank, key in keys.items():
+        assert images is not None
+        path = image.path_of(images.folder, checkpoint, ranks, rank)
+        opened = image.open_image(path, key, verify=images.verify)
+        if opened is not None:
+            log.info("weights come from %s", path)
+            found[rank] = opened
+    return found
+
+
+def _keep(
+    images: Images, checkpoint: Checkpoint, ranks: int, rank: int, key: dict, share: dict[str, Any]
+) -> None:
+    """Writes a share's image."""
+    path = image.path_of(images.folder, checkpoint, ranks, rank)
+    total = sum(a.nbytes for a in jax.tree.leaves(share))
+    started = time.monotonic()
+    if image.save(path, key, share, _counted(images.progress, total)):
+        seconds = time.monotonic() - started
+        log.info("%s: %.2f GiB written in %.1f s", path, total / 2**30, seconds)
+
+
+def summary(
+    plans: Mapping[int, Mapping[str, Leaf]], expanded: Container[tuple[int, str]] = ()
+) -> dict[str, int]:
+    """Bytes by weight format of some ranks' planned parameters.
+
+    Args:
+      plans: by rank.
+      expanded: (rank, path) of those that become float32.
+    """
     found: dict[str, int] = {}
-    for plan in plans:
+    for rank, plan in plans.items():
         for path, leaf in plan.items():
             name, nbytes = leaf.format, leaf.nbytes
-            if path in expanded:
+            if (rank, path) in expanded:
                 name, nbytes = "float32", 4 * int(np.prod(formats.logical_shape(leaf.tree)))
             found[name] = found.get(name, 0) + nbytes
     return found
@@ -161,17 +243,47 @@ def _places(mesh: Mesh | None, rank: int | None) -> dict[int, Any]:
     return {r: d for r, d in enumerate(mesh.devices.flat) if d.process_index == here}
 
 
+Read = tuple[int, str]
+"""A rank and a parameter's path."""
+
+
+def _together(
+    reads: list[Read], places: dict[int, Any], expanded: Container[Read]
+) -> Iterator[list[Read]]:
+    """What is read at once: all that goes to one CPU device as it is; everything else by itself."""
+    for rank, some in itertools.groupby(sorted(reads, key=lambda read: read[0]), lambda r: r[0]):
+        plain = []
+        for read in some:
+            if places[rank].platform == "cpu" and read not in expanded:
+                plain.append(read)
+            else:
+                yield [read]
+        if plain:
+            yield plain
+
+
 def _placed(
-    leaf: Leaf, reader: Reader, checkpoint: Checkpoint, device: Any, expanded: bool
-) -> Any:
-    """One rank's parameter on its device."""
+    leaves: list[Leaf],
+    reader: Reader,
+    checkpoint: Checkpoint,
+    device: Any,
+    expanded: bool,
+    seen: list[Seen] | None = None,
+) -> list[Any]:
+    """One rank's parameters on its device."""
     if not expanded and device.platform != "cpu":
-        return stream.to_device(leaf, reader, checkpoint, device)
-    filled = stream.to_host(leaf, reader, checkpoint)
+        watched: list[Seen | None] = list(seen) if seen else [None] * len(leaves)
+        return [
+            stream.to_device(leaf, reader, checkpoint, device, one)
+            for leaf, one in zip(leaves, watched, strict=True)
+        ]
+    filled = stream.to_host(leaves, reader, checkpoint)
     if expanded:
-        filled = _numbers(filled)
+        filled = [_numbers(tree) for tree in filled]
+    for one, tree in zip(seen or (), filled, strict=False):
+        one.whole(tree)
     # A CPU device takes a host array over as it is.
-    return jax.tree.map(lambda a: jax.device_put(a, device), filled)
+    return [jax.tree.map(lambda a: jax.device_put(a, device), tree) for tree in filled]
 
 
 def _numbers(filled: Any) -> np.ndarray:
@@ -181,11 +293,14 @@ def _numbers(filled: Any) -> np.ndarray:
     shape = formats.logical_shape(filled)
     filled = jax.tree.map(jnp.asarray, filled)
     if len(shape) < 3:
-        return np.asarray(formats.dequantize(filled))
-    out = np.empty(shape, np.float32)
+        return np.asarray(_dequantized(filled, None))
+    out = direct.empty(shape, np.float32)
     for i in range(shape[0]):
-        out[i] = formats.dequantize(filled, i)
+        out[i] = _dequantized(filled, i)
     return out
+
+
+_dequantized = jax.jit(formats.dequantize)
 
 
 def _global(held: dict[int, Any], places: dict[int, Any], mesh: Mesh | None, spec: Any) -> Any:

@@ -23,6 +23,7 @@ from ..models import params as declarations
 from ..models.params import Param, Part, Tree
 from . import formats
 from .checkpoint import Checkpoint, tensors_of
+from .digest import Seen
 from .direct import Job, Reader, empty
 from .errors import CheckpointError
 from .formats import gather
@@ -328,33 +329,41 @@ def stacks_of(tree: Any) -> Sequence[Any]:
     return tree.stacks if isinstance(tree, Mixed) else (tree,)
 
 
-def to_host(leaf: Leaf, reader: Reader, checkpoint: Checkpoint) -> Any:
-    """The parameter as host arrays."""
-    filled = jax.tree.map(lambda plane: empty(plane.shape, plane.dtype), leaf.tree)
+def to_host(leaves: Sequence[Leaf], reader: Reader, checkpoint: Checkpoint) -> list[Any]:
+    """Parameters as host arrays; all are read at once."""
+    filled: list[Any] = []
 
     def jobs() -> Iterator[Job]:
-        for stack, target in zip(stacks_of(leaf.tree), stacks_of(filled), strict=True):
-            pairs = list(zip(jax.tree.leaves(stack), jax.tree.leaves(target), strict=True))
-            if not pairs:
-                continue
-            flat = [(p, t.reshape(len(p.sources), *p.rest)) for p, t in pairs]
-            # A member's planes together, so that a computed one can go.
-            for i in range(len(flat[0][0].sources)):
-                for plane, rows in flat:
-                    yield rows[i], _source(plane, i)
+        for leaf in leaves:
+            filled.append(jax.tree.map(lambda plane: empty(plane.shape, plane.dtype), leaf.tree))
+            yield from _jobs(leaf.tree, filled[-1])
 
     reader.fill(jobs())
-    check_scales(filled, leaf, checkpoint)
+    for leaf, tree in zip(leaves, filled, strict=True):
+        check_scales(tree, leaf, checkpoint)
     return filled
 
 
-def to_device(leaf: Leaf, reader: Reader, checkpoint: Checkpoint, device: Any) -> Any:
+def _jobs(planned: Any, filled: Any) -> Iterator[Job]:
+    for stack, target in zip(stacks_of(planned), stacks_of(filled), strict=True):
+        pairs = zip(jax.tree.leaves(stack), jax.tree.leaves(target), strict=True)
+        flat = [(p, t.reshape(len(p.sources), *p.rest)) for p, t in pairs]
+        # A member's planes together, so that a computed one can go.
+        for i in range(len(flat[0][0].sources)):
+            for plane, rows in flat:
+                yield rows[i, ...], _source(plane, i)
+
+
+def to_device(
+    leaf: Leaf, reader: Reader, checkpoint: Checkpoint, device: Any, seen: Seen | None = None
+) -> Any:
     """The parameter on a device with memory of its own, through a host buffer of bounded size."""
     if leaf.nbytes <= GROUP:
-        return jax.tree.map(
-            lambda a: jax.device_put(a, device), to_host(leaf, reader, checkpoint)
-        )
-    results = []
+        (filled,) = to_host([leaf], reader, checkpoint)
+        if seen is not None:
+            seen.whole(filled)
+        return jax.tree.map(lambda a: jax.device_put(a, device), filled)
+    results: list[Any] = []
     for stack in stacks_of(leaf.tree):
         planes, structure = jax.tree.flatten(stack)
         with jax.default_device(device):
@@ -370,6 +379,9 @@ def to_device(leaf: Leaf, reader: Reader, checkpoint: Checkpoint, device: Any) -
                 for at, source in _offsets(sources)
             )
             for k, (first, _) in group.items():
+                if seen is not None:
+                    before = len(jax.tree.leaves(results))
+                    seen.rows(leaf.tree, before + k, staged[k], first, planes[k].rest)
                 arrays[k] = _put(arrays[k], jax.device_put(staged[k], device), first)
             jax.block_until_ready(arrays)
         node = jax.tree.unflatten(structure, arrays)
@@ -429,8 +441,8 @@ def _source(plane: Planned, i: int) -> np.ndarray:
 
 def check_scales(filled: Any, leaf: Leaf, checkpoint: Checkpoint) -> None:
     """Raises CheckpointError if a scale is not a number; names its tensor."""
-    if all(_finite(scale) for scale in _scales(filled)):
-        return
+    if not leaf.weights or all(_finite(scale) for scale in _scales(filled)):
+        return  # what an image holds was checked before it was written
     for name in leaf.weights:
         checkpoint.weight(name, check=True)
     raise CheckpointError(
