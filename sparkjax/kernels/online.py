@@ -6,8 +6,10 @@ same bits whatever its neighbours in a tile see.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -49,12 +51,34 @@ def add(
     return new, total * shrink + jnp.sum(weights, axis=1), sums
 
 
-def merge(a: Partial, b: Partial) -> Partial:
-    """Of two runs of keys."""
-    top = jnp.maximum(a[0], b[0])
-    left, right = jnp.exp2(a[0] - top), jnp.exp2(b[0] - top)
-    values = tuple(x * left[:, None] + y * right[:, None] for x, y in zip(a[2], b[2], strict=True))
-    return top, a[1] * left + b[1] * right, values
+def join(
+    tops: Sequence[jax.Array],
+    totals: Sequence[jax.Array],
+    load: Callable[[int, tuple[int, int], jax.Array], jax.Array],
+    value_dim: int,
+) -> Partial:
+    """Of several runs of keys together.
+
+    Args:
+      tops, totals: [M] of each run.
+      load: (number of the run, part, which rows to load: bool [M]) -> its values [M, part]. Rows
+        that no key was added to need not have been written, and are not loaded.
+    """
+    top = functools.reduce(jnp.maximum, tops)
+    scales = [jnp.exp2(x - top) for x in tops]
+    total = _sum(x * scale for x, scale in zip(totals, scales, strict=True))
+    values = tuple(
+        _sum(
+            load(number, part, totals[number] > 0.0) * scale[:, None]
+            for number, scale in enumerate(scales)
+        )
+        for part in tools.parts(value_dim)
+    )
+    return top, total, values
+
+
+def _sum(terms: Iterable[jax.Array]) -> jax.Array:
+    return functools.reduce(operator.add, terms)
 
 
 def finish(found: Partial, sink: jax.Array | None) -> tuple[jax.Array, ...]:

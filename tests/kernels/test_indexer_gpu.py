@@ -16,6 +16,7 @@ from sparkjax.kernels.short_conv import triton as conv_triton
 def short_runs(monkeypatch):
     monkeypatch.setattr(triton, "RUN", 16)
     monkeypatch.setattr(triton, "KEYS", 16)
+    monkeypatch.setattr(triton, "FEW", 0)
 
 
 def case(seed=0, heads=2, dim=16):
@@ -50,7 +51,7 @@ def test_ties_go_to_the_lower_index(k):
 
 @pytest.mark.slow
 def test_blocks_and_a_choice_inside_them():
-    q, weights, plane, layer, pages, limit = args = case(2)
+    args = case(2)
     settings = {"size": 3, "scale": 0.4}
     blocks = coarse.pick_blocks(*args, k=5, **settings)
     found = coarse_triton.pick_blocks(*args, k=5, **settings, interpret=True)

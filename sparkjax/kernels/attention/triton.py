@@ -1,12 +1,11 @@
 """Grouped-query attention over pages and over rings on a GPU.
 
-The online softmax (Milakov & Gimelshein 2018; Dao et al. 2022) takes keys in blocks at absolute
-positions. A query's keys are cut into at most `SPLITS` spans, whose results are joined in order.
-Where a span begins and ends follows from the query's own position, so its result has the same bits
-in any batch: a block that a query does not see multiplies by one and adds zero.
+The online softmax (`kernels.online`) takes keys in blocks at absolute positions. A query's keys are
+cut into at most `SPLITS` spans, whose results are joined in order. Where a span begins and ends
+follows from the query's own position, so its result has the same bits in any batch.
 
 Few queries (decode, verification) run a block of threads a span, and a second kernel joins them
-(Dao et al. 2023, "Flash-Decoding"); many (prefill) run one a tile of queries, span by span.
+(Dao et al. 2023, "Flash-Decoding"); many (prefill) run one a tile of queries, with one span.
 """
 
 from __future__ import annotations
@@ -219,7 +218,12 @@ def _tile(number: Any, kv_head: Any, start: jax.Array, length: jax.Array, form: 
 
 
 def _bounds(split: Any, position: jax.Array, form: Form) -> tuple[jax.Array, jax.Array]:
-    """First key and end of a query's span number `split`; empty where the end is not behind it."""
+    """First key and end of a query's span number `split` (None: of all its keys); empty where the
+    end is not behind it."""
+    if split is None:
+        return jnp.maximum(
+            position - (form.window or jnp.iinfo(jnp.int32).max) + 1, 0
+        ), position + 1
     if form.window:
         first = jnp.maximum(position - (form.window - 1), 0)
         low = jax.lax.div(first, jnp.int32(form.span)) * form.span + split * form.span
@@ -276,7 +280,7 @@ def _sources(refs: tuple, layer: jax.Array, row: Any, kv_head: Any, start: jax.A
 
 
 def _load(ref: Any, rows: jax.Array, part: Part) -> jax.Array:
-    """[R, part] of a ref indexed with `cells`; zeros in rows that are not wanted."""
+    """[R, part] of a ref; zeros in rows that are not wanted."""
     return plgpu.load(ref, mask=jnp.broadcast_to(rows[:, None], (*rows.shape, part[1])), other=0.0)
 
 
@@ -343,10 +347,7 @@ def _many(
     q = _queries(q_ref, row, tile)
     locate, fetch = _sources((table, *sources), layer_ref[0], row, kv_head, start, form)
 
-    def split(s: jax.Array, found: online.Partial) -> online.Partial:
-        return online.merge(found, _span(s, tile, q, locate, fetch, dim_v, form))
-
-    found = jax.lax.fori_loop(0, form.splits, split, online.start(form.rows, dim_v))
+    found = _span(None, tile, q, locate, fetch, dim_v, form)
     _finish(found, tile, tuple(sinks), out, row)
 
 
@@ -366,11 +367,10 @@ def _few(
     rows = pl.ds(at * form.rows, form.rows)
     top_ref[row, kv_head, split, rows] = top
     total_ref[row, kv_head, split, rows] = total
-
-    @pl.when(jnp.max(total) > 0.0)
-    def _() -> None:
-        for part, value in zip(tools.parts(dim_v), values, strict=True):
-            values_ref[row, kv_head, split, rows, pl.ds(*part)] = value
+    for part, value in zip(tools.parts(dim_v), values, strict=True):
+        mask = jnp.broadcast_to((total > 0.0)[:, None], value.shape)
+        ref = values_ref.at[row, kv_head, split, rows, pl.ds(*part)]
+        plgpu.store(ref, value, mask=mask)
 
 
 def _join(
@@ -387,18 +387,12 @@ def _join(
     tile = _tile(number, kv_head, start_ref[row], lengths_ref[row], form)
     rows = pl.ds(number * form.rows, form.rows)
 
-    def split(s: jax.Array, found: online.Partial) -> online.Partial:
-        total = total_ref[row, kv_head, s, rows]
-        values = tuple(
-            # What no key was added to was not written.
-            plgpu.load(
-                values_ref.at[row, kv_head, s, rows, pl.ds(*part)],
-                mask=jnp.broadcast_to((total > 0.0)[:, None], (form.rows, part[1])),
-                other=0.0,
-            )
-            for part in tools.parts(out.shape[3])
-        )
-        return online.merge(found, (top_ref[row, kv_head, s, rows], total, values))
+    def load(split: int, part: Part, wanted: jax.Array) -> jax.Array:
+        ref = values_ref.at[row, kv_head, jnp.int32(split), rows, pl.ds(*part)]
+        return _load(ref, wanted, part)
 
-    found = jax.lax.fori_loop(0, form.splits, split, online.start(form.rows, out.shape[3]))
-    _finish(found, tile, tuple(sinks), out, row)
+    tops, totals = (
+        [ref[row, kv_head, split, rows] for split in range(form.splits)]
+        for ref in (top_ref, total_ref)
+    )
+    _finish(online.join(tops, totals, load, out.shape[3]), tile, tuple(sinks), out, row)

@@ -21,13 +21,16 @@ from jax.experimental import pallas as pl
 from .. import pallas as tools
 from ..blocks import over_queries
 from ..pallas import plgpu
+from . import reference
 
 KEYS = 64
 """Keys a block of threads scores."""
 QUERY_ROWS = 64
 """For how many query heads it scores them (of several queries of a sequence)."""
-RUN = 512
+RUN = 1024
 """Scores a turn of the choice."""
+FEW = 128
+"""Below so many queries, XLA's own choice is faster: a query has but one block of threads here."""
 
 
 def supports(q: Any, plane: Any) -> str | None:
@@ -98,12 +101,15 @@ def scores(
 def top_rows(found: jax.Array, limit: jax.Array, k: int, *, interpret: bool = False) -> jax.Array:
     """int32 [B, Q, k]: the k best of scores float32 [B, Q, N] below `limit` (int32 [B, Q]), in rising
     order of their index, then -1. A tie goes to the lower index; -inf is never taken."""
-    b, count, _ = found.shape
+    b, count, rows = found.shape
+    if b * count < FEW and k <= rows:
+        seen = jnp.arange(rows, dtype=jnp.int32) < limit[..., None]
+        return reference.top_rows(found, seen, k)
     run = tools.call(
         functools.partial(_top_rows, k=k),
         (b * count,),
         jax.ShapeDtypeStruct((b, count, k), jnp.int32),
-        warps=4,
+        warps=8,
         interpret=interpret,
         name="top_rows",
     )

@@ -2,9 +2,8 @@
 
 A block of threads takes some heads of one query, so that the chosen rows are loaded once for all
 of them, and walks over blocks of rows with an online softmax: first those that a sequence's queries
-share, as far as any is seen, then the chosen ones through the page table. Rows are cut into spans of
-a fixed number; few queries run a block of threads a span and join the spans in order, many run them
-one behind the other. So a query's result does not depend on its company.
+share, as far as any is seen, then the chosen ones through the page table. With few queries, rows are
+cut into spans of a fixed number, each a block of threads, and a second kernel joins them.
 """
 
 from __future__ import annotations
@@ -161,7 +160,7 @@ def attend(
     extra = () if sinks is None else (sinks.astype(jnp.float32),)
     args = (tools.scalar(0 if layer is None else layer), q, *shared, *picks)
     out = jax.ShapeDtypeStruct((b, count, all_heads, value_dim), q.dtype)
-    call = functools.partial(tools.call, warps=warps or (8 if form.tile > 16 else 4), interpret=interpret)
+    call = functools.partial(tools.call, warps=warps or 4, interpret=interpret)
     stages = stages or (1 if full else 2)
     if b * count * kv_heads * tiles >= FEW:
         body = functools.partial(_many, form=form)
@@ -207,12 +206,12 @@ class _Place:
 
 
 def _load(ref: Any, rows: jax.Array, part: tuple[int, int]) -> jax.Array:
-    """[R, part] of a ref indexed with `cells`; zeros in rows that are not wanted."""
+    """[R, part] of a ref; zeros in rows that are not wanted."""
     return plgpu.load(ref, mask=jnp.broadcast_to(rows[:, None], (*rows.shape, part[1])), other=0.0)
 
 
 def _span(span: Any, place: _Place, refs: tuple, form: Form) -> online.Partial:
-    """Attention to one span of the rows."""
+    """Attention to one span of the rows (None: to all)."""
     layer_ref, q_ref, *rest = refs
     row, query = place.row, place.query
     dim = q_ref.shape[3]
@@ -222,6 +221,7 @@ def _span(span: Any, place: _Place, refs: tuple, form: Form) -> online.Partial:
         head, channel = tools.cells(place.head, part)
         q.append(_load(q_ref.at[row, query, head, channel], place.there, part))
     offsets = jnp.arange(form.block, dtype=jnp.int32)
+    blocks = form.dense_blocks + form.chosen_blocks
     per_span = SPAN // form.block
 
     def add(found: online.Partial, seen: jax.Array, keys: list, values: list) -> online.Partial:
@@ -235,8 +235,8 @@ def _span(span: Any, place: _Place, refs: tuple, form: Form) -> online.Partial:
         """With the rows of a block, unless none of them is seen."""
         return jax.lax.cond(jnp.max(seen.astype(jnp.int32)) > 0, load, lambda x: x, found)
 
-    first = span * per_span
-    end = jnp.minimum(first + per_span, form.dense_blocks + form.chosen_blocks)
+    first = jnp.int32(0) if span is None else span * per_span
+    end = jnp.int32(blocks) if span is None else jnp.minimum(first + per_span, blocks)
     found = online.start(form.tile, form.value_dim)
     if form.dense:
         rows_ref, seen_ref, *rest = rest
@@ -305,11 +305,7 @@ def _many(*refs: Any, form: Form) -> None:
     sources, sinks = (refs_in[:-1], refs_in[-1:]) if form.sinks else (refs_in, [])
     place = _Place.of(out.shape[1], pl.program_id(1), form)
 
-    def span(number: jax.Array, found: online.Partial) -> online.Partial:
-        return online.merge(found, _span(number, place, tuple(sources), form))
-
-    found = online.start(form.tile, form.value_dim)
-    _store(jax.lax.fori_loop(0, form.spans, span, found), place, tuple(sinks), out, form)
+    _store(_span(None, place, tuple(sources), form), place, tuple(sinks), out, form)
 
 
 def _few(*refs: Any, form: Form) -> None:
@@ -326,7 +322,8 @@ def _few(*refs: Any, form: Form) -> None:
     top_ref[at] = top
     total_ref[at] = total
     for part, value in zip(tools.parts(form.value_dim), values, strict=True):
-        values_ref[(*at, pl.ds(*part))] = value
+        mask = jnp.broadcast_to((total > 0.0)[:, None], value.shape)
+        plgpu.store(values_ref.at[(*at, pl.ds(*part))], value, mask=mask)
 
 
 def _join(top_ref: Any, total_ref: Any, values_ref: Any, *refs: Any, form: Form) -> None:
@@ -335,10 +332,14 @@ def _join(top_ref: Any, total_ref: Any, values_ref: Any, *refs: Any, form: Form)
     place = _Place.of(out.shape[1], tile, form)
     rows = pl.ds(tile * form.tile, form.tile)
 
-    def span(number: jax.Array, found: online.Partial) -> online.Partial:
-        at = place.row, place.query, place.kv_head, number, rows
-        values = tuple(values_ref[(*at, pl.ds(*part))] for part in tools.parts(form.value_dim))
-        return online.merge(found, (top_ref[at], total_ref[at], values))
+    at = place.row, place.query, place.kv_head
 
-    found = online.start(form.tile, form.value_dim)
-    _store(jax.lax.fori_loop(0, form.spans, span, found), place, tuple(sinks), out, form)
+    def load(span: int, part: tuple[int, int], wanted: jax.Array) -> jax.Array:
+        ref = values_ref.at[(*at, jnp.int32(span), rows, pl.ds(*part))]
+        return _load(ref, wanted, part)
+
+    tops, totals = (
+        [ref[(*at, span, rows)] for span in range(form.spans)] for ref in (top_ref, total_ref)
+    )
+    found = online.join(tops, totals, load, form.value_dim)
+    _store(found, place, tuple(sinks), out, form)
