@@ -23,7 +23,7 @@ from .models import params as declarations
 from .models import tables
 from .models.batch import Batch
 from .models.registry import family_of
-from .weights import load
+from .weights import digest, load
 from .weights.checkpoint import GGUF, Checkpoint, open_checkpoint, tensors_of
 from .weights.errors import CheckpointError
 
@@ -60,6 +60,8 @@ class Model:
     checkpoint: Checkpoint | None = None
     tables: tables.Tables = dataclasses.field(default_factory=dict)
     """What the family looks up on the host (see `models.tables`)."""
+    digests: dict[int, digest.Digests] | None = None
+    """By rank of this process: what was read of each parameter (see `weights.digest`)."""
 
     @classmethod
     def load(
@@ -69,6 +71,7 @@ class Model:
         ranks: int = 1,
         context: Context | None = None,
         progress: load.Progress | None = None,
+        check: bool = False,
         **options: Any,
     ) -> Model:
         """Loads a checkpoint directory or a .gguf file.
@@ -78,10 +81,12 @@ class Model:
           ranks: devices to spread the weights over (tensor parallelism).
           context: overrides dtype and ranks.
           progress: called with (bytes done, bytes in all).
+          check: take digests of what is read, and compare what the devices hold with them.
           **options: of `weights.load.load_params`: reading, images, before, twelve_bits.
 
         Raises:
-          CheckpointError, UnsupportedConfig: the file cannot be read or is not supported.
+          CheckpointError, UnsupportedConfig: the file cannot be read or is not supported; or, with
+            `check`, a device holds something else.
         """
         if context is None:
             context = here(dtype, ranks)
@@ -93,6 +98,7 @@ class Model:
         tree = family.declare(config, context.ranks)
         drafts, partial = _drafts(family, config, context.ranks, checkpoint)
         tree_loaded = tree | {"draft": drafts} if drafts else tree
+        notes = digest.Notes() if check else None
         params = load.load_params(
             tree_loaded,
             checkpoint,
@@ -102,12 +108,39 @@ class Model:
             expand=load.expand_where_needed(context.platform),
             ignored=(*ignored(family, config), *partial, *tables.tensors(hosted, checkpoint)),
             progress=progress,
+            notes=notes,
             facts={"platform": context.platform, "native": native.available()},
             **options,
         )
         model = cls(family, config, params, context, mesh, checkpoint)
+        if notes is not None:
+            held = model._held()
+            model.digests = notes.digests(held)
+            digest.require(model._differences(held), str(path))
         model.tables = tables.open_tables(hosted, checkpoint, lambda: model.tokenizer)
         return model
+
+    def weight_problems(self) -> list[str]:
+        """Where the devices do not hold what was read, in words naming rank and parameter; []
+        where they do. Reads every weight once.
+
+        Raises:
+          ValueError: the model was loaded without `check`.
+        """
+        if self.digests is None:
+            raise ValueError("no digests were taken: load the model with check=True")
+        return self._differences(self._held())
+
+    def _differences(self, held: dict[int, digest.Digests]) -> list[str]:
+        read = self.digests or {}
+        return [line for r, d in held.items() for line in digest.differences(read[r], d, r)]
+
+    def _held(self) -> dict[int, digest.Digests]:
+        """The digests of what this process's devices hold, by rank."""
+        held = digest.of_device(self.params)
+        if self.context.transport is not None:
+            return {self.context.transport.rank: held[0]}
+        return held
 
     @classmethod
     def random(cls, config_values: dict[str, Any], context: Context, seed: int = 0) -> Model:

@@ -150,6 +150,8 @@ def load_model(config: Config, path: Path, context: Any) -> Any:
             progress=advance,
             reading=Reading(weights.parallel, weights.direct),
             images=images,
+            twelve_bits=weights.twelve_bits,
+            check=weights.check,
         )
 
 

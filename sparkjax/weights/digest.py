@@ -12,9 +12,11 @@ A sum takes its terms in any order: pieces that arrive at different times add up
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -229,6 +231,74 @@ def _ranks(array: jax.Array) -> dict[Any, int]:
     mesh = getattr(array.sharding, "mesh", None)
     devices = array.sharding.device_set if mesh is None else mesh.devices.flat
     return {device: rank for rank, device in enumerate(devices)}
+
+
+class Notes:
+    """The digests of what a loader reads, while it reads."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, dict[str, int]] = {}
+
+    def whole(self, rank: int, path: str, tree: Any) -> None:
+        """A parameter of a rank, as host arrays."""
+        for name, array in named({path: tree}):
+            self._add(rank, name, host(array))
+
+    def rows(
+        self, rank: int, path: str, tree: Any, plane: int, piece: np.ndarray, first: int
+    ) -> None:
+        """Some rows (along the last axis) of a parameter's plane.
+
+        Args:
+          tree: the parameter, of anything with the structure of its planes.
+          plane: the plane's place among the leaves of `tree`.
+          first: where the rows stand in the whole plane.
+        """
+        self._add(rank, named({path: tree})[plane][0], host(piece, first))
+
+    def _add(self, rank: int, name: str, part: int) -> None:
+        found = self._found.setdefault(rank, {})
+        found[name] = (found.get(name, 0) + part) & _WHOLE
+
+    def digests(self, ranks: Iterable[int]) -> dict[int, Digests]:
+        """What each of these ranks should hold; what was read for one of them alone is not sharded
+        and belongs to all."""
+        ranks = list(ranks)
+        shared = self._found.get(min(ranks), {}) if ranks else {}
+        return {
+            r: {n: f"{d:016x}" for n, d in {**shared, **self._found.get(r, {})}.items()}
+            for r in ranks
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """Notes of one parameter of one rank."""
+
+    notes: Notes
+    rank: int
+    path: str
+
+    def whole(self, tree: Any) -> None:
+        """See `Notes.whole`."""
+        self.notes.whole(self.rank, self.path, tree)
+
+    def rows(
+        self, tree: Any, plane: int, piece: np.ndarray, first: int, rest: tuple[int, ...]
+    ) -> None:
+        """See `Notes.rows`.
+
+        Args:
+          piece: [rows, *rest[1:]], cut along the first axis of the members.
+          first: the first of these among all members' rows.
+          rest: the shape of a member of the plane.
+        """
+        if len(rest) < 2:
+            width = rest[0] if rest else 1
+            piece, first = piece.reshape(-1, width), first // width
+        else:
+            first *= math.prod(rest[1:-1])
+        self.notes.rows(self.rank, self.path, tree, plane, piece, first)
 
 
 def differences(read: Mapping[str, str], held: Mapping[str, str], rank: int) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -11,6 +13,7 @@ from jax.sharding import PartitionSpec
 
 from sparkjax.mesh import spmd
 from sparkjax.mesh.context import RANKS
+from sparkjax.model import Model
 from sparkjax.weights import digest
 from sparkjax.weights.errors import CheckpointError
 from sparkjax.weights.formats.scaled import ScaledTensor
@@ -130,6 +133,18 @@ def test_planes_of_a_node_have_names():
     assert len(set(names)) == len(names) == 3
 
 
+def test_notes_add_up():
+    whole, shared = random((3, 40, 10), np.uint8), random((5,), np.float32, 1)
+    notes = digest.Notes()
+    notes.whole(0, "norm", shared)
+    for first, last in [(60, 120), (0, 60)]:
+        notes.rows(0, "w", whole, 0, whole.reshape(-1, 10)[first:last], first)
+    notes.whole(1, "w", whole[::-1])
+    found = notes.digests([0, 1])
+    assert found[0] == digest.of_host({"norm": shared, "w": whole})
+    assert found[1] == digest.of_host({"norm": shared, "w": whole[::-1]})
+
+
 def test_a_difference_names_rank_and_tensor():
     read = {"a": "1", "b": "2"}
     assert digest.differences(read, read, 3) == []
@@ -151,3 +166,34 @@ def test_ranks_that_disagree_are_named():
         "norm: rank 0 has 1, rank 1 has missing"
     ]
     assert digest.disagreements(ranks, set()) == []
+
+
+# --- A loaded model ------------------------------------------------------------------------------
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+@pytest.mark.parametrize(("family", "ranks"), [("qwen3", 1), ("qwen3", 2)])
+def test_a_model_knows_what_was_read(family, ranks):
+    model = Model.load(GOLDEN / family, dtype="float32", ranks=ranks, check=True)
+    assert sorted(model.digests) == list(range(ranks)) and model.weight_problems() == []
+    spoiled = np.array(model.params["norm"])
+    spoiled.view(np.uint8)[3] ^= 1
+    model.params["norm"] = jax.device_put(spoiled, model.params["norm"].sharding)
+    told = model.weight_problems()
+    assert len(told) == ranks and told[0].startswith("rank 0: norm is ")
+
+
+def test_a_device_that_holds_something_else_stops_the_start(monkeypatch):
+    right = digest.host
+    broken = lambda array, first_row=0: right(array, first_row) ^ (array.ndim == 1)  # noqa: E731
+    monkeypatch.setattr(digest, "device", lambda tree: [broken(np.asarray(a)) for a in tree])
+    with pytest.raises(
+        CheckpointError, match=r"qwen3: rank 0: norm is \w+ on the device, \w+ was read"
+    ):
+        Model.load(GOLDEN / "qwen3", dtype="float32", check=True)
+
+
+def test_a_model_without_digests_says_so():
+    with pytest.raises(ValueError, match="check=True"):
+        Model.load(GOLDEN / "qwen3", dtype="float32").weight_problems()
