@@ -52,6 +52,23 @@ def even(count: int, ranks: int, size: int = 1) -> Units:
     return Units(size, (*range(count), *(PAD,) * (padded - count)), count)
 
 
+BLOCKS = (128, 64, 32, 16)
+"""Channels that the scales of quantized weights are shared by: 128 (FP8 blocks) to 16 (NVFP4)."""
+MOST_PADDING = 1 / 16
+
+
+def channels(count: int, ranks: int) -> Units:
+    """`count` channels of an MLP in whole blocks of quantized weights, the largest blocks that pad
+    by at most MOST_PADDING; single channels where none do. A block cut in two would need scales of
+    its own for each channel."""
+    for size in BLOCKS:
+        if ranks > 1 and count % size == 0:
+            units = even(count // size, ranks, size)
+            if units.elements <= count * (1 + MOST_PADDING):
+                return units
+    return even(count, ranks)
+
+
 @dataclasses.dataclass(frozen=True)
 class HeadLayout:
     """Query and key/value heads of grouped-query attention over ranks.

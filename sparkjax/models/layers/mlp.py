@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ...kernels.linear import linear, linear_group
 from ...mesh.context import Context
-from ...mesh.units import even
+from ...mesh.units import channels
 from ..batch import Batch
 from ..params import Dim, Param, spread
 
@@ -35,7 +35,7 @@ def declare_mlp(
     hidden: int, width: int, layers: tuple[int, ...], prefix: str, ranks: int, *, bias: bool = False
 ) -> dict[str, Param]:
     """gate, up and down projections of width `width` under `prefix` (with `{layer}`)."""
-    embed, ffn = Dim(hidden, "embed"), spread(even(width, ranks), "ffn")
+    embed, ffn = Dim(hidden, "embed"), spread(channels(width, ranks), "ffn")
     params = {
         "gate": Param(f"{prefix}.gate_proj.weight", (ffn, embed), layers),
         "up": Param(f"{prefix}.up_proj.weight", (ffn, embed), layers),
