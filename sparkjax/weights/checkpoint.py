@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,10 +15,12 @@ from .detect import Stored, activation_tensors, detect
 from .errors import CheckpointError
 from .formats.gguf import GGUFTensor
 from .gguf import GGUFFile
-from .safetensors import SafetensorsFile
+from .safetensors import SafetensorsFile, shown, unique
 
 INDEX = "model.safetensors.index.json"
 MODELOPT = "hf_quant_config.json"
+JSON_LIMIT = 100 * 1000 * 1000
+"""The largest JSON file of a checkpoint in bytes, as for a safetensors header."""
 
 
 class Checkpoint(Protocol):
@@ -64,9 +67,10 @@ class Directory:
         self.files = [(file.path, file.bytes) for file in opened]
         self.names = frozenset(self._where)
         index = path / INDEX
-        self.metadata: dict[str, Any] = (
-            (read_json(index).get("metadata") or {}) if index.exists() else {}
-        )
+        self.metadata: dict[str, Any] = {}
+        if index.exists():
+            metadata = read_json(index).get("metadata")
+            self.metadata = metadata if isinstance(metadata, dict) else {}
         if self.metadata.get("tp_size") is not None:
             # How many slices fused rows are stored in: part of the layout, beside the config.
             self.config["checkpoint_shards"] = _whole(self.metadata["tp_size"])
@@ -159,12 +163,26 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """The object of a JSON file.
+
+    Raises:
+      CheckpointError: no file, too large, not JSON, a key twice, or not an object.
+    """
     try:
-        value = json.loads(path.read_bytes())
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{path}: this is no regular file")
+        if status.st_size > JSON_LIMIT:
+            raise CheckpointError(f"{path}: {status.st_size} bytes; allowed: {JSON_LIMIT}")
+        value = json.loads(path.read_bytes(), object_pairs_hook=unique)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    except RecursionError:
+        raise CheckpointError(f"{path}: not valid JSON: it nests too deep") from None
+    except CheckpointError:
+        raise
     except ValueError as error:
-        raise CheckpointError(f"{path}: not valid JSON: {error}") from None
+        raise CheckpointError(f"{path}: not valid JSON: {str(error)[:200]}") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: not a JSON object")
     return value
@@ -176,19 +194,55 @@ def _open_files(path: Path) -> tuple[list[SafetensorsFile], Mapping[str, Safeten
         single = path / "model.safetensors"
         if not single.exists():
             raise CheckpointError(f"{path}: neither model.safetensors nor {INDEX} is there")
-        file = SafetensorsFile(single)
+        file = SafetensorsFile(_inside(path, single.name))
         return [file], dict.fromkeys(file.tensors, file)
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: weight_map is missing")
     files: dict[str, SafetensorsFile] = {}
     where: dict[str, SafetensorsFile] = {}
+    missing = sorted(
+        {s for s in weight_map.values() if _plain(s) and not (path / s).exists()}
+    )
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise CheckpointError(f"{path}: missing files: {', '.join(missing[:3])}{more}")
     for name, shard in weight_map.items():
-        if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".", ".."):
-            raise CheckpointError(f"{index}: {name!r} names file {shard!r}; allowed: a plain name")
+        if not _plain(shard):
+            raise CheckpointError(
+                f"{index}: {name!r} names file {shown(shard)}; allowed: a plain name"
+            )
         if shard not in files:
-            files[shard] = SafetensorsFile(path / shard)
+            files[shard] = SafetensorsFile(_inside(path, shard))
         if name not in files[shard].tensors:
             raise CheckpointError(f"{path / shard}: tensor {name!r} is missing")
         where[name] = files[shard]
     return list(files.values()), where
+
+
+def _plain(name: Any) -> bool:
+    """Whether this is the name of a file in the folder, and of nothing else."""
+    return (
+        isinstance(name, str)
+        and name not in ("", ".", "..")
+        and "\0" not in name
+        and Path(name).name == name
+    )
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """A file of a folder. A link may lead within the folder, or from a snapshot of the hub's cache
+    to its blobs.
+
+    Raises:
+      CheckpointError: it leads elsewhere.
+    """
+    file, home = folder / name, folder.resolve()
+    try:
+        target = file.resolve(strict=True)
+    except (OSError, RuntimeError):
+        return file  # missing, or a circle of links: reading it says so
+    blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
+    if not target.is_relative_to(home) and not target.is_relative_to(blobs):
+        raise CheckpointError(f"{file}: this link leads out of the folder, to {target}")
+    return file

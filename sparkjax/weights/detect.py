@@ -127,10 +127,13 @@ class Stored:
                     _finite(self.roles[role], arrays[role], role)
         try:
             return self.make(arrays)
-        except CheckpointError as error:
+        except (CheckpointError, ValueError, IndexError, TypeError, ZeroDivisionError) as error:
+            # Whatever a format trips over was in the file: axes that it did not expect, mostly.
+            known = isinstance(error, CheckpointError)
+            reason = error if known else "these shapes do not go together"
             raise CheckpointError(
-                f"tensor {self.name!r} ({self.format}; {self.dtypes}): {error}"
-            ) from None
+                f"tensor {self.name!r} ({self.format}; {self.dtypes}): {reason}"
+            ) from (None if known else error)
 
 
 def _finite(name: str, scale: np.ndarray, role: str) -> None:

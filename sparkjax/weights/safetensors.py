@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import mmap
+import stat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +42,9 @@ DTYPES: dict[str, np.dtype] = {
 }
 
 
+MOST_AXES = 32
+
+
 class TensorInfo(NamedTuple):
     """A tensor of a file: dtype, shape, and the absolute byte range of its data."""
 
@@ -63,10 +67,17 @@ class SafetensorsFile:
     def __init__(self, path: Path):
         self.path = path
         try:
+            if not stat.S_ISREG(path.stat().st_mode):
+                # A pipe would keep us waiting for ever.
+                raise CheckpointError(f"{path}: this is no regular file")
             with path.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path}: cannot be read: {error}") from None
+        except FileNotFoundError:
+            raise CheckpointError(f"{path}: this file is missing") from None
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+        except ValueError:
+            raise CheckpointError(f"{path}: this file is empty") from None
         self.bytes = np.frombuffer(self._map, np.uint8)
         self.tensors, self.metadata = _header(path, self._map)
 
@@ -76,12 +87,14 @@ class SafetensorsFile:
         return self.bytes[info.begin : info.end].view(info.dtype).reshape(info.shape)
 
 
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    if len(set(names)) != len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise ValueError(f"{twice[0]!r} occurs twice")
-    return dict(pairs)
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of a JSON text (an `object_pairs_hook`); raises ValueError if a key comes twice."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name!r} occurs twice")
+        found[name] = value
+    return found
 
 
 def _header(path: Path, data: mmap.mmap) -> tuple[dict[str, TensorInfo], dict[str, str]]:
@@ -94,12 +107,14 @@ def _header(path: Path, data: mmap.mmap) -> tuple[dict[str, TensorInfo], dict[st
             f"{path}: the header says {length} bytes; the file allows {min(HEADER_LIMIT, size - 8)}"
         )
     try:
-        header = json.loads(data[8 : 8 + length], object_pairs_hook=_pairs)
+        header = json.loads(data[8 : 8 + length], object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: the header is not valid JSON: {error}") from None
+        raise CheckpointError(f"{path}: the header is not valid JSON: {_first(error)}") from None
     if not isinstance(header, dict):
         raise CheckpointError(f"{path}: the header is not a JSON object")
     metadata = header.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(type(v) is str for v in metadata.values()):
+        raise CheckpointError(f"{path}: __metadata__ is not an object of strings")
     start = 8 + length
     tensors = {name: _info(path, name, entry, start, size) for name, entry in header.items()}
     _no_overlap(path, tensors)
@@ -112,9 +127,10 @@ def _info(path: Path, name: str, entry: Any, start: int, size: int) -> TensorInf
 
     if not isinstance(entry, dict):
         raise fail("its header entry is not an object")
-    dtype = DTYPES.get(entry.get("dtype", ""))
+    kind = entry.get("dtype")
+    dtype = DTYPES.get(kind) if isinstance(kind, str) else None
     if dtype is None:
-        raise fail(f"dtype is {entry.get('dtype')!r}; known: {', '.join(DTYPES)}")
+        raise fail(f"dtype is {shown(kind)}; known: {', '.join(DTYPES)}")
     shape: Any = entry.get("shape")
     offsets: Any = entry.get("data_offsets")
 
@@ -122,12 +138,24 @@ def _info(path: Path, name: str, entry: Any, start: int, size: int) -> TensorInf
         return isinstance(value, list) and all(type(n) is int and 0 <= n < 2**48 for n in value)
 
     if not counts(shape):
-        raise fail(f"shape is {shape!r}; allowed: a list of sizes")
+        raise fail(f"shape is {shown(shape)}; allowed: a list of sizes")
+    if len(shape) > MOST_AXES:
+        raise fail(f"it has {len(shape)} axes; allowed: {MOST_AXES}")
     if not counts(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= size - start:
-        raise fail(f"data_offsets are {offsets!r}; allowed: within 0 .. {size - start}")
+        raise fail(f"data_offsets are {shown(offsets)}; allowed: within 0 .. {size - start}")
     if math.prod(shape) * dtype.itemsize != offsets[1] - offsets[0]:
         raise fail(f"{offsets[1] - offsets[0]} bytes do not hold {entry['dtype']} {shape}")
     return TensorInfo(dtype, tuple(shape), start + offsets[0], start + offsets[1])
+
+
+def shown(value: Any) -> str:
+    """A value in a message, however long it is."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _first(error: Exception) -> str:
+    return "it nests too deep" if isinstance(error, RecursionError) else str(error)[:200]
 
 
 def _no_overlap(path: Path, tensors: dict[str, TensorInfo]) -> None:

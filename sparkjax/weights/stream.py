@@ -440,8 +440,8 @@ def _source(plane: Planned, i: int) -> np.ndarray:
 
 
 def check_scales(filled: Any, leaf: Leaf, checkpoint: Checkpoint) -> None:
-    """Raises CheckpointError if a scale is not a number; names its tensor."""
-    if not leaf.weights or all(_finite(scale) for scale in _scales(filled)):
+    """Raises CheckpointError if a scale is not a number, or is zero and divides; names its tensor."""
+    if not leaf.weights or all(_sound(*scale) for scale in _scales(filled)):
         return  # what an image holds was checked before it was written
     for name in leaf.weights:
         checkpoint.weight(name, check=True)
@@ -450,13 +450,14 @@ def check_scales(filled: Any, leaf: Leaf, checkpoint: Checkpoint) -> None:
     )
 
 
-def _scales(node: Any) -> Iterator[Any]:
+def _scales(node: Any) -> Iterator[tuple[Any, bool]]:
+    """Every scale of a node, and whether it divides."""
     if not dataclasses.is_dataclass(node):
         return
     for field in dataclasses.fields(node):
         value = getattr(node, field.name)
         if field.name in SCALES and value is not None:
-            yield value
+            yield value, field.name == "whole" and node.divide
         elif field.name in ("stacks", "parts"):
             for inner in value:
                 yield from _scales(inner)
@@ -464,12 +465,14 @@ def _scales(node: Any) -> Iterator[Any]:
             yield from _scales(value)
 
 
-def _finite(scale: Any) -> bool:
+def _sound(scale: Any, divides: bool) -> bool:
     xp: Any = np if isinstance(scale, np.ndarray) else jnp
     for part in scale if scale.ndim > 2 else (scale,):
         if scale.dtype == np.uint8:
             if bool((part == 0xFF).any()):
                 return False
         elif not bool(xp.isfinite(part.astype(np.float32)).all()):
+            return False
+        if divides and not bool(part.all()):
             return False
     return True
