@@ -22,6 +22,7 @@ from sparkjax.structured.tools import WRITERS
 
 from . import admin, chat, completions, prompts, score, tokens
 from .anthropic.routes import Messages, model_card
+from .deep import WeightCheck
 from .desk import Desk
 from .desk import json_response as _json
 from .engine import EngineService
@@ -124,6 +125,9 @@ class _Routes:
     front: Front
     http: Any
     profiler: admin.Profiler
+
+    def __post_init__(self) -> None:
+        self.weights = WeightCheck(self.front.served.weight_problems)
 
     def all(self) -> list[tuple[str, str, Callable]]:
         return [
@@ -277,7 +281,13 @@ class _Routes:
                 {"status": "stalled", "error": f"no progress for {stalled:.0f} s with work to do"},
                 503,
             )
-        return _json({"status": "ok", "model": self.front.served.id})
+        status = {"status": "ok", "model": self.front.served.id}
+        if request.query_params.get("deep") != "1":
+            return _json(status)
+        problems = await self.weights.problems()
+        if problems:
+            return _json({"status": "corrupt", "error": "; ".join(problems[:8])}, 503)
+        return _json({**status, "weights": "unchecked" if problems is None else "ok"})
 
     async def ready(self, request: Request) -> Response:
         state = self.front.engine.state

@@ -63,7 +63,9 @@ def _paths(served: ServedModel) -> Schema:
                                          "Tokens", GENERATION)},
         "/detokenize": {"post": operation("The text of token ids", "DetokenizeRequest", "Text", GENERATION)},
         "/health": {"get": operation("Liveness; needs no key", None, "Status", (503,), failed="Status")
-                    | {"security": [{}]}},
+                    | {"security": [{}], "parameters": [
+                        {"name": "deep", "in": "query", "schema": {"type": "string", "enum": ["1"]},
+                         "description": "Compare the weights on the devices with what was read"}]}},
         "/ready": {"get": operation("Readiness", None, "Status", PLAIN, failed="Status")},
         "/metrics": {"get": _metrics()},
         "/admin/profile": {
@@ -273,7 +275,7 @@ def _responses() -> Schema:
              "token_strs": {"type": ["array", "null"], "items": text}}, ["count", "tokens"]
         ),
         "Text": record({"prompt": text}, ["prompt"]),
-        "Status": record({"status": text, "model": text, "error": text}, ["status"]),
+        "Status": record({"status": text, "model": text, "error": text, "weights": text}, ["status"]),
         "Profile": record({"directory": text, "seconds": {"type": "number"}}, ["directory"]),
         "Error": record({"error": record(error, list(error))}, ["error"]),
     }  # fmt: skip

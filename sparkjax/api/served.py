@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,8 @@ class ServedModel:
       defaults: of sampling.
       default_max_tokens: of a chat answer that names no limit; None is the rest of the context.
       created: Unix time, for the list of models.
+      weight_problems: what the devices do not hold as it was read, in words; None where that is
+        not known.
       model_type: of config.json.
       answer_format: a name of `sparkjax.text.parsing.FORMATS`; None is told from the template.
     """
@@ -74,6 +76,7 @@ class ServedModel:
     defaults: SamplingDefaults = SamplingDefaults()
     default_max_tokens: int | None = None
     created: int = 0
+    weight_problems: Callable[[], list[str]] | None = None
     model_type: str = ""
     answer_format: str | None = None
 
@@ -132,6 +135,7 @@ def served_model(model: Any, limits: Limits, config: Any) -> ServedModel:
         defaults=sampling_defaults(generation),
         default_max_tokens=config.engine.default_max_tokens,
         created=int(time.time()),
+        weight_problems=model.weight_problems if model.digests is not None else None,
         model_type=model_type,
         answer_format=config.model.answer_format,
     )
