@@ -457,7 +457,7 @@ def _scales(node: Any) -> Iterator[tuple[Any, bool]]:
     for field in dataclasses.fields(node):
         value = getattr(node, field.name)
         if field.name in SCALES and value is not None:
-            yield value, field.name == "whole" and node.divide
+            yield value, bool(field.name == "whole" and getattr(node, "divide", False))
         elif field.name in ("stacks", "parts"):
             for inner in value:
                 yield from _scales(inner)

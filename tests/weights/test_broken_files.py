@@ -8,7 +8,6 @@ import json
 import os
 import random
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -131,19 +130,19 @@ def test_a_file_cut_off_anywhere(tmp_path):
 
 
 def test_a_flipped_byte_anywhere_in_the_header(tmp_path):
-    """150 of them: still the same tensors, or an error."""
+    """500 of them: still the same tensors, or an error."""
     folder = put(tmp_path / "x", WHOLE)
     length = int.from_bytes(WHOLE[:8], "little")
     rng = random.Random(2)
     refusals = 0
-    for at in rng.sample(range(8 + length), 150):
+    for at in rng.choices(range(8 + length), k=500):
         raw = bytearray(WHOLE)
         raw[at] ^= 1 << rng.randrange(8)
         (folder / SINGLE).write_bytes(raw)
         if attempt(folder) is not None:
             refused(folder)
             refusals += 1
-    assert refusals > 100
+    assert refusals > 300
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 2**20, 2**32, 2**62, 2**63, 2**64 - 1])
