@@ -85,9 +85,15 @@ class Session:
         name = world.exchange("transport", b"", lambda _: name.encode()).decode()
         if mesh.transport == "shm":
             from .mesh.transports.shm import Shm
+            from .model import here
 
             self.transport = Shm.open(
-                name, world.rank, world.ranks, timeout=BOOT_PATIENCE, join=mesh.join_seconds
+                name,
+                world.rank,
+                world.ranks,
+                timeout=BOOT_PATIENCE,
+                join=mesh.join_seconds,
+                platform=here().platform,
             )
         else:
             start_xla(roster.parse(mesh.peers[0]), world.rank, world.ranks, mesh.join_seconds)

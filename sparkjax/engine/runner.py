@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from ..mesh import spmd
+from ..mesh.transports import TransportError
 from ..models.cache import Sizes
 from ..structured.grammars import Grammars
 from ..structured.matcher import GrammarError
@@ -150,6 +151,9 @@ class Runner:
         if flight.rows is not None:
             packed = np.asarray(flight.rows)
             outputs += [_row_output(row, packed[i]) for i, row in enumerate(flight.plan.rows)]
+        transport = self.model.context.transport
+        if transport is not None and transport.failure:  # a GPU's collectives cannot raise
+            raise TransportError(transport.failure)
         if self.waits:
             for item, output in zip(flight.plan.work, outputs, strict=True):
                 if output.token is not None and self._holders[item.slot] == item.request.id:

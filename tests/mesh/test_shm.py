@@ -17,6 +17,14 @@ from shm_ranks import SHAPES, digest, payload
 HERE = Path(__file__).resolve().parent
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], autouse=True)
+def platform(request, monkeypatch) -> str:
+    """Where the ranks compute; those of one GPU share it in turns."""
+    monkeypatch.setenv("SHM_PLATFORM", request.param)
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    return request.param
+
+
 def world(ranks: int, mode: str) -> list[subprocess.Popen]:
     name = f"sparkjax-test-{secrets.token_hex(6)}"
     environ = {**os.environ, "PYTHONPATH": str(HERE.parent.parent)}

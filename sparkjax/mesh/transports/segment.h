@@ -33,6 +33,14 @@ constexpr size_t kPage = 4096;
 
 using Clock = std::chrono::steady_clock;
 
+enum Kind : int64_t { kAllReduce, kAllGather, kAllToAll, kBroadcast, kBarrier };
+
+inline std::string name_of(int64_t kind) {
+  static const char* const names[] = {"all_reduce", "all_gather", "all_to_all", "broadcast",
+                                      "barrier"};
+  return kind >= 0 && kind <= kBarrier ? names[kind] : "?";
+}
+
 struct alignas(64) Post {
   std::atomic<uint32_t> epoch;
   uint32_t kind;
@@ -40,13 +48,43 @@ struct alignas(64) Post {
   uint64_t call;
 };
 
+// What stopped a wait.
+struct Fault {
+  int32_t rank, who;
+  uint32_t kind, their_kind;
+  uint64_t call, bytes, their_call, their_bytes;
+  double waited;  // seconds; below 0, the ranks are in different calls
+
+  std::string words() const {
+    char text[300];
+    if (waited >= 0)
+      std::snprintf(text, sizeof text,
+                    "%s number %llu of rank %d (%llu bytes): rank %d did not come in %.1f s",
+                    name_of(kind).c_str(), number(call), rank, number(bytes), who, waited);
+    else
+      std::snprintf(text, sizeof text,
+                    "rank %d is in %s number %llu of %llu bytes, rank %d in %s number %llu of "
+                    "%llu bytes",
+                    who, name_of(their_kind).c_str(), number(their_call), number(their_bytes), rank,
+                    name_of(kind).c_str(), number(call), number(bytes));
+    return text;
+  }
+
+ private:
+  static unsigned long long number(uint64_t n) { return n; }
+};
+
+// How `Header::aborted` says that a world goes on, that its end is being written, and where it is.
+constexpr uint32_t kRuns = 0, kEnding = 1, kReason = 2, kFault = 3;
+
 struct Header {
   std::atomic<uint64_t> magic;
   uint64_t ranks;
   uint64_t slot_bytes;
   std::atomic<uint32_t> joined;
-  std::atomic<uint32_t> aborted;  // 0 running, 1 the reason is being written, 2 it stands
+  std::atomic<uint32_t> aborted;
   char reason[400];
+  Fault fault;
   Post posts[kMaxRanks][2];
 };
 
@@ -136,18 +174,20 @@ struct Segment {
 
   // Ends all waits, everywhere; the first reason stands.
   void abort(const char* reason) {
-    uint32_t running = 0;
-    if (header->aborted.compare_exchange_strong(running, 1)) {
+    uint32_t running = kRuns;
+    if (header->aborted.compare_exchange_strong(running, kEnding)) {
       std::snprintf(header->reason, sizeof(header->reason), "%s", reason);
-      header->aborted.store(2, std::memory_order_release);
+      header->aborted.store(kReason, std::memory_order_release);
     }
     for (auto& posts : header->posts)
       for (auto& p : posts) wake(&p.epoch);
   }
 
   std::string why() {
-    if (header->aborted.load(std::memory_order_acquire) != 2) return "";
-    return std::string(header->reason);
+    const uint32_t state = header->aborted.load(std::memory_order_acquire);
+    return state == kReason ? std::string(header->reason)
+           : state == kFault ? header->fault.words()
+                             : "";
   }
 
  private:

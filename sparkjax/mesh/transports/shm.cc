@@ -5,10 +5,8 @@
 // is a call of another kind or size than the other ranks make.
 
 #include <algorithm>
-#include <memory>
-#include <mutex>
 
-#include "segment.h"
+#include "world.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace sparkjax {
@@ -16,27 +14,9 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-enum Kind : int64_t { kAllReduce, kAllGather, kAllToAll, kBroadcast, kBarrier };
-const char* const kNames[] = {"all_reduce", "all_gather", "all_to_all", "broadcast", "barrier"};
-
-struct World {
-  Segment segment;
-  uint32_t epoch = 0;
-  uint64_t call = 0;
-  std::atomic<double> seconds{0};  // the longest wait
-  int spins = 0;       // polls before sleeping
-  std::atomic<bool> busy{false};
-};
-
-constexpr int kWorlds = 16;
-std::unique_ptr<World> worlds[kWorlds];
-std::mutex opening;
-
 struct Failure {
   std::string message;
 };
-
-std::string name_of(int64_t kind) { return kind <= kBarrier ? kNames[kind] : "?"; }
 
 // One piece of a collective: the payload is in our slot; posts it and waits for all the others.
 void exchange(World& w, int64_t kind, uint64_t bytes) {
@@ -52,7 +32,7 @@ void exchange(World& w, int64_t kind, uint64_t bytes) {
     int polls = 0;
     while (post.epoch.load(std::memory_order_acquire) != epoch) {
       if (s.header->aborted.load(std::memory_order_acquire)) {
-        for (int i = 0; i < 1000 && s.header->aborted.load() != 2; ++i) sched_yield();
+        for (int i = 0; i < 1000 && s.header->aborted.load() == kEnding; ++i) sched_yield();
         throw Failure{s.why()};
       }
       if (++polls < w.spins) continue;
@@ -61,22 +41,13 @@ void exchange(World& w, int64_t kind, uint64_t bytes) {
       doze(&post.epoch, seen, 20);
       const double waited = std::chrono::duration<double>(Clock::now() - begun).count();
       if (waited > w.seconds.load() && post.epoch.load(std::memory_order_acquire) != epoch) {
-        char text[200];
-        std::snprintf(text, sizeof text,
-                      "%s number %llu of rank %d (%llu bytes): rank %d did not come in %.1f s",
-                      name_of(kind).c_str(), static_cast<unsigned long long>(w.call), s.rank,
-                      static_cast<unsigned long long>(bytes), who, waited);
-        s.abort(text);
+        s.abort(Fault{s.rank, who, mine.kind, 0, w.call, bytes, 0, 0, waited}.words().c_str());
         throw Failure{s.why()};
       }
     }
     if (post.kind != static_cast<uint32_t>(kind) || post.bytes != bytes || post.call != w.call) {
-      const std::string theirs = name_of(post.kind) + " number " + std::to_string(post.call) +
-                                 " of " + std::to_string(post.bytes) + " bytes";
-      const std::string ours = name_of(kind) + " number " + std::to_string(w.call) + " of " +
-                               std::to_string(bytes) + " bytes";
-      s.abort(("rank " + std::to_string(who) + " is in " + theirs + ", rank " +
-               std::to_string(s.rank) + " in " + ours).c_str());
+      const Fault fault{s.rank, who, mine.kind, post.kind, w.call, bytes, post.call, post.bytes, -1};
+      s.abort(fault.words().c_str());
       throw Failure{s.why()};
     }
   }
@@ -189,6 +160,10 @@ ffi::Error collective(ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y, int64_t w
 }
 
 }  // namespace
+
+std::string attach(World&) { return ""; }
+void detach(World&) {}
+
 }  // namespace sparkjax
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(sparkjax_shm, sparkjax::collective,
@@ -198,43 +173,3 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(sparkjax_shm, sparkjax::collective,
                                   .Attr<int64_t>("world")
                                   .Attr<int64_t>("kind")
                                   .Attr<int64_t>("root"));
-
-// The handle of a new world, or -1 with a message.
-extern "C" int sparkjax_shm_open(const char* name, int rank, int ranks, uint64_t slot_bytes,
-                                 double seconds, double wait, int spins, uint32_t epoch,
-                                 char* message, uint64_t room) {
-  using namespace sparkjax;
-  std::lock_guard<std::mutex> lock(opening);
-  auto world = std::make_unique<World>();
-  world->epoch = epoch, world->seconds.store(seconds), world->spins = spins;
-  std::string error = world->segment.open(name, rank, ranks, slot_bytes, epoch, wait);
-  int id = 0;
-  while (id < kWorlds && worlds[id]) ++id;
-  if (error.empty() && id == kWorlds) error = "too many worlds";
-  if (!error.empty()) {
-    std::snprintf(message, room, "%s", error.c_str());
-    return -1;
-  }
-  worlds[id] = std::move(world);
-  return id;
-}
-
-extern "C" void sparkjax_shm_abort(int id, const char* reason) {
-  if (sparkjax::worlds[id]) sparkjax::worlds[id]->segment.abort(reason);
-}
-
-extern "C" void sparkjax_shm_patience(int id, double seconds) {
-  if (sparkjax::worlds[id]) sparkjax::worlds[id]->seconds.store(seconds);
-}
-
-extern "C" void sparkjax_shm_why(int id, char* message, uint64_t room) {
-  message[0] = 0;
-  if (sparkjax::worlds[id])
-    std::snprintf(message, room, "%s", sparkjax::worlds[id]->segment.why().c_str());
-}
-
-extern "C" void sparkjax_shm_close(int id) {
-  std::lock_guard<std::mutex> lock(sparkjax::opening);
-  if (sparkjax::worlds[id]) sparkjax::worlds[id]->segment.unmap();
-  sparkjax::worlds[id].reset();
-}

@@ -24,11 +24,20 @@ SLOT_BYTES = 1 << 20
 TARGET = "sparkjax_shm"
 
 
+HEADERS = ("segment.h", "world.h")
+
+
 @functools.cache
-def _native() -> ctypes.CDLL:
-    compilers = tuple((name, *FLAGS) for name in ("g++", "c++", "clang++"))
+def _native(platform: str) -> ctypes.CDLL:
+    """The library of "cpu" or "cuda", its FFI target registered. Raises TransportError."""
     try:
-        path = library("shm", ("shm.cc", "segment.h"), compilers)
+        if platform == "cuda":
+            version = jax.local_devices()[0].compute_capability.replace(".", "")
+            flags = ("-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC", f"-arch=sm_{version}")
+            path = library("shm_cuda", ("shm.cu", *HEADERS), (("nvcc", *flags),))
+        else:
+            compilers = tuple((name, *FLAGS) for name in ("g++", "c++", "clang++"))
+            path = library("shm", ("shm.cc", *HEADERS), compilers)
     except BuildError as error:
         raise TransportError(str(error)) from error
     native = ctypes.CDLL(str(path))
@@ -38,7 +47,8 @@ def _native() -> ctypes.CDLL:
     ]  # fmt: skip
     native.sparkjax_shm_abort.argtypes = [ctypes.c_int, ctypes.c_char_p]
     native.sparkjax_shm_why.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_uint64]
-    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(native.sparkjax_shm), platform="cpu")
+    handler = jax.ffi.pycapsule(native.sparkjax_shm)
+    jax.ffi.register_ffi_target(TARGET, handler, platform=platform.replace("cuda", "CUDA"))
     return native
 
 
@@ -49,6 +59,7 @@ class Shm:
     rank: int
     ranks: int
     handle: int
+    platform: str = "cpu"
 
     @classmethod
     def open(
@@ -61,6 +72,7 @@ class Shm:
         join: float = 60.0,
         slot_bytes: int = SLOT_BYTES,
         epoch: int = 2,
+        platform: str = "cpu",
     ) -> Shm:
         """Joins the world `name`; returns once all ranks have.
 
@@ -70,6 +82,7 @@ class Shm:
           join: seconds to wait here.
           slot_bytes: payload of one exchange, a multiple of 64 for each rank.
           epoch: the first exchange's number (tests begin in front of its wrap).
+          platform: "cpu" or "cuda", where the programs run.
 
         Raises:
           TransportError: not all came, no memory, no compiler.
@@ -77,13 +90,13 @@ class Shm:
         message = ctypes.create_string_buffer(512)
         # Whoever has a core to itself may poll; where ranks share cores that only delays the others.
         spins = 20_000 if (os.cpu_count() or 1) > ranks else 50
-        handle = _native().sparkjax_shm_open(
+        handle = _native(platform).sparkjax_shm_open(
             f"/{name}".encode(), rank, ranks, slot_bytes, timeout, join, spins,
             epoch & 0xFFFFFFFF, message, len(message),
         )  # fmt: skip
         if handle < 0:
             raise TransportError(f"shm: rank {rank}: {message.value.decode(errors='replace')}")
-        return cls(rank, ranks, handle)
+        return cls(rank, ranks, handle, platform)
 
     def all_reduce(self, x: jax.Array) -> jax.Array:
         if x.dtype in (jnp.float32, jnp.bfloat16):
@@ -107,23 +120,26 @@ class Shm:
         return self._call(BARRIER, after, after.shape)
 
     def abort(self, reason: str) -> None:
-        _native().sparkjax_shm_abort(self.handle, reason.encode()[:399])
+        self._library().sparkjax_shm_abort(self.handle, reason.encode()[:399])
 
     def patience(self, seconds: float) -> None:
         """How long a collective waits for another rank from now on."""
-        _native().sparkjax_shm_patience(self.handle, ctypes.c_double(seconds))
+        self._library().sparkjax_shm_patience(self.handle, ctypes.c_double(seconds))
 
     @property
     def failure(self) -> str:
         message = ctypes.create_string_buffer(512)
-        _native().sparkjax_shm_why(self.handle, message, len(message))
+        self._library().sparkjax_shm_why(self.handle, message, len(message))
         return message.value.decode(errors="replace")
 
     def close(self) -> None:
-        _native().sparkjax_shm_close(self.handle)
+        self._library().sparkjax_shm_close(self.handle)
+
+    def _library(self) -> ctypes.CDLL:
+        return _native(self.platform)
 
     def _call(self, kind: int, x: jax.Array, shape: tuple[int, ...], root: int = 0) -> jax.Array:
-        _native()
+        self._library()
         # It has an effect, so that no rank's compiler drops or merges a call that others make.
         call = jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct(shape, x.dtype), has_side_effect=True)
         return call(x, world=np.int64(self.handle), kind=np.int64(kind), root=np.int64(root))
