@@ -20,8 +20,9 @@ from sparkjax.model import Model
 from sparkjax.models import params as declarations
 from sparkjax.models import tables
 from sparkjax.plan import cost, recipe
-from sparkjax.plan.devices import FOLDER, device, read_device
+from sparkjax.plan.devices import FOLDER, device, file_name, read_device
 from sparkjax.plan.fit import nearest, shortfall
+from sparkjax.plan.measure import write
 from sparkjax.plan.report import plan
 from sparkjax.plan.weights import abstract_weights
 from sparkjax.settings import Engine
@@ -158,3 +159,12 @@ def test_a_device_file_with_a_wrong_constant_is_refused(tmp_path: Path):
     path.write_text(text + "speed: 3\n")
     with pytest.raises(ValueError, match="unknown: speed"):
         read_device(path)
+
+
+def test_what_a_box_has_measured_replaces_the_constants(tmp_path: Path):
+    faster = dataclasses.replace(GB10, read_gb_s=240.5, source="measured")
+    write(faster, tmp_path / file_name(GB10.kind))
+    assert device("gb10", measured=tmp_path) == faster
+    assert device("gb10", measured=tmp_path / "none").read_gb_s == 232.0
+    with pytest.raises(ValueError, match="there are: gb10"):
+        device("gb11", measured=tmp_path)

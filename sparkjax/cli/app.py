@@ -266,7 +266,9 @@ def plan(
     boxes: Annotated[
         int | None, typer.Option(min=1, max=64, help="Ranks (mesh.tensor_parallel).")
     ] = None,
-    device: Annotated[str, typer.Option(help="Device kind whose constants are used.")] = "gb10",
+    device: Annotated[
+        str, typer.Option(help="Device kind whose constants are used, or a file of them.")
+    ] = "gb10",
     compile: Annotated[
         bool, typer.Option(help="Compile the programs for GB10, to count what they launch.")
     ] = True,
@@ -281,6 +283,10 @@ def plan(
 
 @app.command()
 def bench(
+    what: Annotated[
+        Literal["server", "device"],
+        typer.Argument(help="A running server, or this box's device (for `sparkjax plan`)."),
+    ] = "server",
     url: Url = URL,
     model: Annotated[str | None, typer.Option("--model", "-m", help="Served model id.")] = None,
     streams: Annotated[int, typer.Option(min=1, max=1024, help="Requests at a time.")] = 1,
@@ -290,8 +296,13 @@ def bench(
     api_key_file: KeyFile = None,
     as_json: Json = False,
 ) -> None:
-    """Measure a running server: time to first token, between tokens, and throughput."""
+    """Measure a running server (time to first token, between tokens, throughput), or this device."""
     with show.plain_errors():
+        if what == "device":
+            from . import plan as planning
+
+            planning.bench_device(as_json)
+            return
         from . import bench as load
         from .client import Client
 

@@ -98,3 +98,21 @@ def propose(manifest: Any, again: Any, as_json: bool) -> None:
     console = Console()
     console.print(f"{manifest.product} ({manifest.name}); GiB without the pool; speeds are projected")
     console.print(table)
+
+
+def bench_device(as_json: bool) -> None:
+    """Measures this process's device, keeps the constants where `sparkjax plan` finds them, and
+    prints them."""
+    import msgspec
+
+    from ..plan import devices, measure
+
+    measured = measure.measure(devices.device("gb10"))
+    path = devices.MEASURED.expanduser() / devices.file_name(measured.kind)
+    measure.write(measured, path)
+    if as_json:
+        typer.echo(json.dumps(msgspec.to_builtins(measured) | {"file": str(path)}))
+        return
+    for field, value in msgspec.to_builtins(measured).items():
+        typer.echo(f"{field}: {value}")
+    typer.echo(f"written to {path}")

@@ -9,6 +9,8 @@ from typing import Any
 import yaml
 
 FOLDER = Path(__file__).parent / "devices"
+MEASURED = Path("~/.cache/sparkjax/devices")
+"""Where `sparkjax bench device` puts what a box has measured of itself."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,14 +65,26 @@ def read_device(path: Path) -> Device:
     return Device(**values)
 
 
-def device(name: str) -> Device:
-    """The constants of a device kind by the name of its file ("gb10", "h200").
+def device(name: str, measured: Path = MEASURED) -> Device:
+    """The constants of a device kind: what this box has measured of itself where it has, else the
+    file that comes with sparkjax.
+
+    Args:
+      name: of a file without its ending ("gb10", "h200"), or a path to one.
 
     Raises:
       ValueError: there is no such file; names those there are.
     """
-    path = FOLDER / f"{name}.yaml"
-    if not path.exists():
-        names = ", ".join(sorted(p.stem for p in FOLDER.glob("*.yaml")))
-        raise ValueError(f"device is {name!r}; there are: {names}")
-    return read_device(path)
+    if name.endswith(".yaml"):
+        return read_device(Path(name))
+    for folder in (measured.expanduser(), FOLDER):
+        path = folder / f"{name}.yaml"
+        if path.exists():
+            return read_device(path)
+    names = ", ".join(sorted(p.stem for p in FOLDER.glob("*.yaml")))
+    raise ValueError(f"device is {name!r}; there are: {names}, or a path that ends in .yaml")
+
+
+def file_name(kind: str) -> str:
+    """The file of a device kind: "gb10.yaml" for "NVIDIA GB10"."""
+    return kind.lower().removeprefix("nvidia ").replace(" ", "-") + ".yaml"
