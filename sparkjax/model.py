@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,6 +71,7 @@ class Model:
         ranks: int = 1,
         context: Context | None = None,
         progress: load.Progress | None = None,
+        before: Callable[[Any, Any, dict[int, dict[str, int]]], Any] = lambda *facts: None,
         check: bool = False,
         **options: Any,
     ) -> Model:
@@ -82,7 +83,9 @@ class Model:
           context: overrides dtype and ranks.
           progress: called with (bytes done, bytes in all).
           check: take digests of what is read, and compare what the devices hold with them.
-          **options: of `weights.load.load_params`: reading, images, before, twelve_bits.
+          before: called before anything is allocated, with the family, its configuration, and for
+            each rank of this process the bytes of its weights by format; may raise.
+          **options: of `weights.load.load_params`: reading, images, twelve_bits.
 
         Raises:
           CheckpointError, UnsupportedConfig: the file cannot be read or is not supported; or, with
@@ -108,6 +111,7 @@ class Model:
             expand=load.expand_where_needed(context.platform),
             ignored=(*ignored(family, config), *partial, *tables.tensors(hosted, checkpoint)),
             progress=progress,
+            before=lambda weights: before(family, config, weights),
             notes=notes,
             facts={"platform": context.platform, "native": native.available()},
             **options,

@@ -96,8 +96,9 @@ def start(config: Config, session: Any = None) -> tuple[Any, Any]:
         context = here(dtype, config.mesh.tensor_parallel, tuple(config.kernels.items()))
         if session is not None:
             context = session.context(context)
-        with progress(f"loading {path.name}") as advance:
-            model = Model.load(path, context=context, progress=advance)
+        model = load_model(config, path, context)
+        if session is not None:
+            session.compare_weights(model)
         limits = make_limits(
             model,
             slots=settings.slots,
@@ -134,12 +135,22 @@ def load_model(config: Config, path: Path, context: Any) -> Any:
     """The model of the configuration's weights, under a progress bar.
 
     Raises:
-      CheckpointError, UnsupportedConfig, ValueError, OSError: see `Model.load`.
+      CheckpointError, UnsupportedConfig, ValueError, OSError: see `Model.load`; and where it does
+        not fit.
     """
+    from .engine import budget
     from .model import Model
     from .weights.load import Images, Reading
 
-    weights = config.weights
+    weights, engine = config.weights, config.engine
+
+    def fits(family: Any, values: Any, held: Any) -> None:
+        budget.require(
+            family, values, context, held,
+            slots=engine.slots, kv_tokens=engine.kv_tokens, page_size=engine.page_size,
+            tile=max(engine.tiles) if engine.tiles else None,
+        )  # fmt: skip
+
     with progress(f"loading {path.name}", size=True) as advance:
         images = None
         if weights.image is not None:
@@ -148,6 +159,7 @@ def load_model(config: Config, path: Path, context: Any) -> Any:
             path,
             context=context,
             progress=advance,
+            before=fits,
             reading=Reading(weights.parallel, weights.direct),
             images=images,
             twelve_bits=weights.twelve_bits,

@@ -108,7 +108,7 @@ def load_params(
     progress: Progress | None = None,
     twelve_bits: bool = False,
     reading: Reading = Reading(),
-    before: Callable[[dict[str, int]], None] = lambda weights: None,
+    before: Callable[[dict[int, dict[str, int]]], None] = lambda weights: None,
     images: Images | None = None,
     facts: Mapping[str, Any] | None = None,
     notes: Notes | None = None,
@@ -124,7 +124,8 @@ def load_params(
       twelve_bits: keep large BF16 matrices in the lossless 12-bit form.
       expand: given a (quantized or half precision) parameter, whether to store it as float32
         instead, because nothing here computes with its format.
-      before: called before anything is allocated, with this process's bytes by weight format.
+      before: called before anything is allocated: for each rank of this process, bytes by weight
+        format.
       images: where device-ready shares are kept from one start to the next.
       facts: what decides about a share's bytes beside checkpoint, declarations and rank: an image
         made under others is not used.
@@ -218,20 +219,20 @@ def _keep(
 
 def summary(
     plans: Mapping[int, Mapping[str, Leaf]], expanded: Container[tuple[int, str]] = ()
-) -> dict[str, int]:
-    """Bytes by weight format of some ranks' planned parameters.
+) -> dict[int, dict[str, int]]:
+    """For each rank, bytes by weight format of its planned parameters.
 
     Args:
       plans: by rank.
       expanded: (rank, path) of those that become float32.
     """
-    found: dict[str, int] = {}
+    found: dict[int, dict[str, int]] = {rank: {} for rank in plans}
     for rank, plan in plans.items():
         for path, leaf in plan.items():
             name, nbytes = leaf.format, leaf.nbytes
             if (rank, path) in expanded:
                 name, nbytes = "float32", 4 * int(np.prod(formats.logical_shape(leaf.tree)))
-            found[name] = found.get(name, 0) + nbytes
+            found[rank][name] = found[rank].get(name, 0) + nbytes
     return found
 
 

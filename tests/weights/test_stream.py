@@ -130,13 +130,13 @@ def test_computed_planes_and_devices_give_the_same(tmp_path, monkeypatch):
 def test_an_expanded_rank_equals_its_numbers(tmp_path):
     path = encoded(tmp_path / "checkpoint", "llama", "nvfp4")
     packed = flat(loaded(path, 2, rank=1))
-    seen: dict[str, int] = {}
+    seen: dict[int, dict[str, int]] = {}
     expanded = flat(
         loaded(path, 2, rank=1, expand=lambda leaf: leaf.ndim > 1, before=seen.update)
     )
     for name, leaf in packed.items():
         np.testing.assert_array_equal(numbers(leaf), expanded[name])
-    assert sum(seen.values()) == sum(a.nbytes for a in expanded.values())
+    assert list(seen) == [1] and sum(seen[1].values()) == sum(a.nbytes for a in expanded.values())
 
 
 def test_progress_counts_every_byte_once(tmp_path):
