@@ -11,7 +11,7 @@ from sparkjax.text.events import Event, Message, fold
 from sparkjax.text.parsing import FORMATS, Setup, Tool
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "parsing"
-FORMAT_OF = {"deepseek_v4": "dsml", "deepseek_v41": "dsml", "llama_json": "llama"}
+FORMAT_OF = {"deepseek_v4": "dsml", "deepseek_v41": "dsml_spaced", "llama_json": "llama"}
 FAMILIES = ("glm", "qwen", "mimo", "hermes", "deepseek_v4", "deepseek_v41",
             "llama_json", "pythonic", "harmony")  # fmt: skip
 Piece = tuple[bool | None, str]

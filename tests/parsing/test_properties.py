@@ -159,6 +159,7 @@ HARD = {
     "mimo": "<tool_call><function=f><parameter=a>",
     "hermes": '<tool_call>{"name": "f", "arguments": {"a": [',
     "dsml": "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=",
+    "dsml_spaced": "<｜DSML｜ calls>\n<｜DSML｜ invoke name=",
     "llama": '<|python_tag|>{"name": "f", ',
     "pythonic": "<|python_start|>[f(a='\\x41\\",
     "harmony": "<|start|>assistant<|channel|>commentary to=functions.f<|message|>{",
@@ -190,7 +191,7 @@ def test_reasoning_and_arguments_never_hold_more_than_a_tag():
         events = parser.feed("a <")
         shown += sum(len(e.text) for e in events if isinstance(e, ReasoningDelta))
         assert 3 * (i + 1) - shown <= 1
-    parser.feed("</think><tool_call>\n<function=write_file>\n<parameter=content>\n" + "x" * 100)
+    parser.feed("</think><tool_call>\n<function=write_file>\n<parameter=content>\n" + "x" * 200)
     shown = 0
     for i in range(200):
         events = parser.feed("a <")

@@ -19,4 +19,9 @@ class Hermes(Tagged):
         """See Tagged."""
         yield from self.space()
         yield from read_call(self, None, True)
-        yield from self.after(CLOSE)
+        yield from self.space()
+        while (yield from self.peek()) == "{":  # several objects in one block
+            self.begin()
+            yield from read_call(self, None, True)
+            yield from self.space()
+        yield from self.option(CLOSE)

@@ -69,7 +69,12 @@ def read_call(machine: Machine, offered: Collection[str] | None, certain: bool) 
             if not name or (offered is not None and name not in offered):
                 raise Malformed
         elif key in ARGUMENTS and arguments is None and not written:
-            if name is not None and (yield from machine.peek()) == "{":
+            first = yield from machine.peek()
+            if first != "{" and offered is not None:  # without a marker nothing else tells a call
+                if not first:
+                    raise Ended
+                raise Malformed
+            if name is not None and first == "{":
                 machine.name(name)
                 written = True
                 yield from read_json(machine, machine.argue)

@@ -42,11 +42,10 @@ class Llama(Machine):
                 yield from self.space()
                 if not (yield from self.peek()):
                     break
-                if (yield from self.option(";")) is None:
-                    raise Malformed
-                yield from self.space()
-                if not (yield from self.peek()):
-                    break
+                if (yield from self.option(";")):
+                    yield from self.space()
+                    if not (yield from self.peek()):
+                        break
             if bare:
                 self.commit()
             else:

@@ -30,7 +30,7 @@ from .custom import InputReader
 from .json_text import JsonScanner, Malformed, quoted
 
 Start = Literal["content", "reasoning", "auto", "call"]
-HOLD = 64
+HOLD = 128
 """Characters of arguments that are held back: a call that breaks within them comes back as text."""
 LONGEST_NAME = 256
 _MARK = 0xDC00

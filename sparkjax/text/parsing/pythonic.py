@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import warnings
 
 from .json_text import escaped
 from .machine import Arguments, Ended, Machine, Malformed, Reading
@@ -47,12 +48,15 @@ class Pythonic(Machine):
         try:
             yield from self.space()
             yield from self.expect("[")
-            while True:
+            end = ","
+            while end == ",":
                 yield from self.space()
                 yield from self._call(bare)
                 yield from self.space()
-                if (yield from self.expect(",", "]")) == "]":
-                    break
+                end = yield from self.expect(",", "]")
+                if end == ",":
+                    yield from self.space()
+                    end = (yield from self.option("]")) or ","
             yield from self.space()
             if bare and (yield from self.peek()):
                 raise Malformed
@@ -95,14 +99,17 @@ class Pythonic(Machine):
         first = yield from self.peek()
         if first in ("'", '"') and first:
             arguments.value('"')
-            yield from self._string(arguments)
+            while (yield from self.peek()) in ("'", '"'):  # adjacent strings are one
+                yield from self._string(arguments)
+                yield from self.space()
             arguments.value('"')
         else:
             arguments.value(literal((yield from self._literal())))
 
     def _string(self, arguments: Arguments) -> Reading[None]:
         quote = self.take(1)
-        other = '"' if quote == "'" else "'"
+        if (yield from self.option(quote * 2)):
+            quote *= 3
         while True:
             char = yield from self.peek()
             text = self.here(_PLAIN)
@@ -114,12 +121,11 @@ class Pythonic(Machine):
                 continue
             if not char:
                 raise Ended
-            if char == "\n":
-                raise Malformed
-            self.take(1)
-            if char == quote:
+            if (yield from self.option(quote)):
                 return
-            arguments.value(escaped(other))
+            if char == "\n" and len(quote) == 1:
+                raise Malformed
+            arguments.value(escaped(self.take(1)))
 
     def _escape(self) -> Reading[str]:
         while True:
@@ -131,9 +137,9 @@ class Pythonic(Machine):
                     return ast.literal_eval(f'"{self.take(match.end())}"')
                 except (SyntaxError, ValueError):
                     raise Malformed from None
-            if len(waiting) >= 128 or (
-                not match and len(waiting) >= 2 and waiting[1] not in "xuUN"
-            ):
+            if not match and len(waiting) >= 2 and waiting[1] not in "xuUN":
+                return self.spell(self.take(2))  # no escape in Python: both characters stay
+            if len(waiting) >= 128:
                 raise Malformed
             yield from self.wait()
 
@@ -175,7 +181,9 @@ def literal(text: str) -> str:
     text = text.strip()
     words = {"true": True, "false": False, "null": None}
     try:
-        value = words[text] if text in words else ast.literal_eval(text)
+        with warnings.catch_warnings():  # Python warns of text such as 1if
+            warnings.simplefilter("ignore")
+            value = words[text] if text in words else ast.literal_eval(text)
         return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         raise Malformed from None
