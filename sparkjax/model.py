@@ -328,6 +328,32 @@ class Model:
 
         return jax.jit(run, donate_argnums=1)
 
+    def embed(
+        self, text: str | Any, pooling: Any = "mean", normalize: bool = True, tile: int = 128
+    ) -> np.ndarray:
+        """A text as one vector: the final hidden states, pooled (see `pooling.Pooler.embed`).
+
+        Args:
+          text: a string (encoded as a document), or token ids int [T], T >= 1.
+          pooling: "mean" or "last".
+          normalize: to length 1.
+          tile: tokens a program call.
+
+        Returns:
+          float32 [H].
+        """
+        from .pooling import Pooler
+
+        tokens = self.encode(text) if isinstance(text, str) else text
+        key = pages_for(len(tokens), self.page), tile
+        if key not in self._poolers:
+            self._poolers[key] = Pooler(self, key[0] * self.page, tile)
+        return self._poolers[key].embed(tokens, pooling, normalize)
+
+    @functools.cached_property
+    def _poolers(self) -> dict[tuple[int, int], Any]:
+        return {}
+
     # --- Text ---------------------------------------------------------------------------------
 
     @functools.cached_property

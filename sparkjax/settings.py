@@ -47,6 +47,11 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "float32", "bfloat16"],
         Meta(description="arithmetic; auto is float32 on a CPU and bfloat16 on a GPU"),
     ] = "auto"
+    pooling: Annotated[
+        Literal["off", "mean", "last"],
+        Meta(description="how /v1/embeddings makes one vector of a text's last hidden states; off serves "
+             "none (anything else compiles one more program and holds caches for one text)"),
+    ] = "off"
     chat_template: Annotated[
         str | None, Meta(description="a Jinja file used in place of the checkpoint's own template")
     ] = None

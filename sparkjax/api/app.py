@@ -20,7 +20,7 @@ from starlette.responses import Response
 import sparkjax
 from sparkjax.structured.tools import WRITERS
 
-from . import admin, chat, completions, prompts, score, tokens
+from . import admin, chat, completions, embeddings, prompts, score, tokens
 from .anthropic.routes import Messages, model_card
 from .deep import WeightCheck
 from .desk import Desk
@@ -133,6 +133,7 @@ class _Routes:
         return [
             ("POST", "/v1/chat/completions", self.chat),
             ("POST", "/v1/completions", self.completions),
+            ("POST", "/v1/embeddings", self.embeddings),
             ("POST", "/v1/score", self.score),
             ("GET", "/v1/models", self.models),
             ("GET", "/v1/models/{model:path}", self.model),
@@ -187,6 +188,9 @@ class _Routes:
             return await self.front.off_loop(read)
 
         return self._reply(prepare, "cmpl-", arrived)
+
+    async def embeddings(self, request: Request) -> Response:
+        return await embeddings.embed(self.desk, request)
 
     async def score(self, request: Request) -> Response:
         return await score.score(self.desk, request)

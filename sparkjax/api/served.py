@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sparkjax.engine.records import Limits
+from sparkjax.pooling import Pooler
 from sparkjax.text import thinking
 from sparkjax.text.deepseek import DeepSeekEncoder
 from sparkjax.text.hf_tokenizer import read_json, special_tokens
@@ -17,6 +18,10 @@ from sparkjax.text.parsing import Format, choose, format_named, sample
 from sparkjax.text.template import ChatTemplate
 from sparkjax.text.tokenizer import Tokenizer
 from sparkjax.weights.checkpoint import GGUF
+from sparkjax.weights.errors import CheckpointError
+
+LONGEST_POOLED = 8192
+"""Tokens of a text for /v1/embeddings."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +68,7 @@ class ServedModel:
       weight_problems: what the devices do not hold as it was read, in words; None where that is
         not known.
       model_type: of config.json.
+      embed: a text's tokens as one vector, float32 [H], or None; up to `embed_tokens` of them.
       answer_format: a name of `sparkjax.text.parsing.FORMATS`; None is told from the template.
     """
 
@@ -79,6 +85,8 @@ class ServedModel:
     weight_problems: Callable[[], list[str]] | None = None
     model_type: str = ""
     answer_format: str | None = None
+    embed: Callable[[Sequence[int]], Any] | None = None
+    embed_tokens: int = 0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -138,7 +146,20 @@ def served_model(model: Any, limits: Limits, config: Any) -> ServedModel:
         weight_problems=model.weight_problems if model.digests is not None else None,
         model_type=model_type,
         answer_format=config.model.answer_format,
+        **_pooling(model, limits, config.model.pooling),
     )
+
+
+def _pooling(model: Any, limits: Limits, pooling: str) -> dict[str, Any]:
+    """`embed` and its limit, compiled and ready."""
+    if pooling == "off":
+        return {}
+    if model.context.transport is not None:
+        raise CheckpointError("model.pooling is not off; allowed with one process only")
+    pooler = Pooler(model, min(limits.context, LONGEST_POOLED))
+    embed = functools.partial(pooler.embed, pooling=pooling)
+    embed((0,))
+    return {"embed": embed, "embed_tokens": pooler.room}
 
 
 def _template(checkpoint: Any, override: str | None) -> ChatTemplate | None:

@@ -16,6 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from .app import create_app
+from .connection import uvicorn_config
 from .engine import EngineService
 from .front import Front
 from .served import ServedModel
@@ -24,7 +25,6 @@ log = logging.getLogger(__name__)
 
 FAILED = 2
 """Exit status after a failure of the engine."""
-BACKLOG = 2048
 GRACE = 3.0
 """Seconds in which clients are told how their requests ended."""
 
@@ -66,21 +66,7 @@ def run(
     """
     host, port = sock.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    server = _Server(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            backlog=BACKLOG,
-            # A client that stays silent between requests; the pauses of a stream are not meant.
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=int(GRACE),
-            # Above the API's own limit, which answers in OpenAI's shape.
-            limit_concurrency=2 * http.max_connections + 64,
-            h11_max_incomplete_event_size=64 << 10,
-        )
-    )
+    server = _Server(uvicorn_config(app, http, timeout_graceful_shutdown=int(GRACE)))
     supervisor = _Supervisor(app.state.front, engine, http.drain_seconds, watchdog_seconds)
     return asyncio.run(supervisor.run(server, sock, url))
 

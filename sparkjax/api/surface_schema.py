@@ -61,6 +61,9 @@ def paths() -> Schema:
         },
         "/tokenizer_info": {"get": operation("Special tokens and the chat template", None, "TokenizerInfo", PLAIN)},
         "/status": {"get": operation("The server's numbers", None, "ServerStatus", PLAIN)},
+        "/v1/embeddings": {
+            "post": operation("Texts as vectors", "EmbeddingsRequest", "Embeddings", GENERATION)
+        },
         "/v1/score": {
             "post": operation("How likely one text is after another", "ScoreRequest", "Scores", GENERATION)
         },
@@ -72,6 +75,7 @@ def schemas(served: ServedModel) -> Schema:
     text, count = {"type": "string"}, {"type": "integer", "minimum": 0}
     any_object: Schema = {"type": "object"}
     texts: Schema = {"type": "array", "minItems": 1, "maxItems": MOST_PAIRS, "items": text}
+    items_of_any: Schema = {"type": "array", "minItems": 1}
     flag = nullable({"type": "boolean"})
     items = {"type": "array", "items": any_object}
     error = record({"type": text, "message": text}, ["type", "message"])
@@ -124,6 +128,19 @@ def schemas(served: ServedModel) -> Schema:
             ["id", "type", "role", "model", "content", "stop_reason", "usage"],
         ),
         "MessageTokens": record({"input_tokens": count}, ["input_tokens"]),
+        "EmbeddingsRequest": record(
+            {"model": model(served), "input": {"anyOf": [text, items_of_any]},
+             "encoding_format": nullable({"enum": ["float", "base64"]}),
+             "dimensions": nullable(integer(1, LARGEST, None)), "user": nullable(text)},
+            ["model", "input"], {"model": served.id, "input": ["a text", "another one"]},
+        ),
+        "Embeddings": record(
+            {"object": {"const": "list"}, "model": text, "data": {
+                "type": "array", "items": record(
+                    {"object": {"const": "embedding"}, "index": count, "embedding": {}},
+                    ["object", "index", "embedding"])}},
+            ["object", "data", "model"],
+        ),
         "ScoreRequest": record(
             {"model": model(served), "text_1": {"anyOf": [text, texts]}, "text_2": {"anyOf": [text, texts]}},
             ["model", "text_1", "text_2"],

@@ -14,6 +14,7 @@ import pytest
 import uvicorn
 
 from sparkjax.api.app import create_app
+from sparkjax.api.connection import uvicorn_config
 from sparkjax.settings import Http, Log
 
 from . import fake_engine, toy
@@ -125,8 +126,7 @@ class Socket:
         self.api = api
         self.sock = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.sock.getsockname()[1]}"
-        config = uvicorn.Config(api.app, log_config=None, access_log=False)
-        self.server = uvicorn.Server(config)
+        self.server = uvicorn.Server(uvicorn_config(api.app, api.http))
         self.thread = threading.Thread(target=self.server.run, args=([self.sock],), daemon=True)
         self.thread.start()
         while not self.server.started:
