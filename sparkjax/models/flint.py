@@ -195,7 +195,7 @@ def _moe(
     """sum_e w_e expert_e(y) + shared(y): the k largest of s = sigmoid(W y), w = s / sum s."""
     scores = jax.nn.sigmoid(router_logits(y, p["gate"], at))
     ids, weights = route_noaux(scores, None, config.k, normalise=config.normalise, eps=0.0)
-    out = routed(y, p["experts"], at, ids, weights)
+    out = routed(y, p["experts"], at, ids, weights, context=context)
     return context.all_reduce(out + mlp(y, p["shared"], at, batch, context, reduce=False))
 
 

@@ -9,9 +9,12 @@ import jax
 
 from ...mesh.context import Context
 from ..dispatch import Implementation, choose
-from . import native, reference
+from . import native, reference, triton
 
-IMPLEMENTATIONS = (Implementation("native", "cpu", native.supports, native.linear),)
+IMPLEMENTATIONS = (
+    Implementation("native", "cpu", native.supports, native.linear),
+    Implementation("triton", "cuda", triton.supports, triton.linear),
+)
 EMBED_IMPLEMENTATIONS = (Implementation("native", "cpu", native.supports_embed, native.embed),)
 
 
@@ -38,9 +41,7 @@ def linear_group(
 ) -> list[jax.Array]:
     """`linear` of one x with several weights (queries, keys and values; gate and up): one launch
     where an implementation has it."""
-    chosen = {
-        choose("linear", context, reference.linear, IMPLEMENTATIONS, x, w) for w in weights
-    }
+    chosen = {choose("linear", context, reference.linear, IMPLEMENTATIONS, x, w) for w in weights}
     if chosen == {native.linear}:
         return native.linear_group(x, weights, layer, rows)
     return [linear(x, w, layer, context=context, rows=rows) for w in weights]

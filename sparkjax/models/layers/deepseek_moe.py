@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ...mesh.context import Context
-from ...mesh.units import even
+from ...mesh.units import channels
 from ..batch import Batch
 from ..config import ConfigReader
 from ..params import Dim, Param, spread
@@ -72,7 +72,7 @@ def declare_moe(
         table, dims = f"{prefix}.gate.tid2eid", (Dim(vocab), Dim(experts.k))
         tree["table"] = Param(table, dims, hashed, dtype="int32", init="zeros")
     if experts.shared:
-        ffn, name = spread(even(experts.width * experts.shared, ranks), "ffn"), f"{prefix}.shared_experts"
+        ffn, name = spread(channels(experts.width * experts.shared, ranks), "ffn"), f"{prefix}.shared_experts"
         tree["shared"] = {
             "gate": Param(f"{name}.w1.weight", (ffn, embed), layers),
             "up": Param(f"{name}.w3.weight", (ffn, embed), layers),
@@ -106,7 +106,7 @@ def moe(
         ids = p["table"][table_at, batch.tokens]
         weights = jnp.take_along_axis(scores, ids, axis=-1)
         weights = weights / (weights.sum(-1, keepdims=True) + 1e-20) * experts.scale
-    y = routed(x, p["experts"], at, ids, weights, limit=experts.limit)
+    y = routed(x, p["experts"], at, ids, weights, limit=experts.limit, context=context)
     if "shared" in p:
         y = y + mlp(x, p["shared"], at, batch, context, limit=experts.limit, reduce=False)
     return context.all_reduce(y)

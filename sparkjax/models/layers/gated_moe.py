@@ -72,7 +72,7 @@ def gated_moe(
     """One layer over normalised x [B, Q, H]."""
     logits = router_logits(x, p["gate"], at)
     ids, weights = route_softmax(logits, experts.k, experts.normalise)
-    y = routed(x, p["experts"], at, ids, weights)
+    y = routed(x, p["experts"], at, ids, weights, context=context)
     shared = mlp(x, p["shared"], at, batch, context, reduce=False)
     gate = jax.nn.sigmoid(router_logits(x, p["shared_gate"], at)).astype(x.dtype)
     return context.all_reduce(y + gate * shared)

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from ...kernels import moe as moe_kernel
-from ...mesh.units import even
+from ...mesh.context import Context
+from ...mesh.units import channels
 from ...weights import formats
 from ..params import Dim, Param, Part, spread
 from .mlp import ACTIVATIONS
@@ -33,7 +34,7 @@ def declare_experts(
       fused: also accept `{prefix}.gate_up_proj` [E, 2I, H] (gate rows first) and
         `{prefix}.down_proj` [E, H, I].
     """
-    embed, ffn = Dim(hidden, "embed"), spread(even(width, ranks), "ffn")
+    embed, ffn = Dim(hidden, "embed"), spread(channels(width, ranks), "ffn")
     gate, up, down = (f"{prefix}.{{expert}}.{name}.weight" for name in names)
     also: dict[str, tuple[Part, ...]] = {"gate": (), "up": (), "down": ()}
     if fused:
@@ -115,6 +116,8 @@ def routed(
     weights: jax.Array,
     activation: str = "silu",
     limit: float | None = None,
+    *,
+    context: Context,
 ) -> jax.Array:
     """The routed experts' sum over this rank's slices, [B, Q, H]: add the shared expert's slice
     and then `context.all_reduce` once.
@@ -135,5 +138,6 @@ def routed(
         at,
         ACTIVATIONS[activation],
         limit,
+        context=context,
     )
     return y.reshape(b, q, hidden)

@@ -1,0 +1,68 @@
+"""Random weights in every format, made on the device: [lead..., N, K] of usual scales."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sparkjax.weights.formats.fp4 import Fp4Tensor
+from sparkjax.weights.formats.packed import PackedTensor
+from sparkjax.weights.formats.scaled import ScaledTensor
+
+FORMATS = ("bf16", "fp8 channel", "fp8 block", "mxfp8", "int8", "nvfp4", "mxfp4", "int4")
+
+
+def weight(key: jax.Array, kind: str, lead: tuple[int, ...], n: int, k: int) -> Any:
+    """A weight whose products with unit rows are of order one.
+
+    Args:
+      kind: one of FORMATS; int4 has groups of 128.
+    """
+    codes, scales = jax.random.split(key)
+
+    def data(*shape: int, dtype: Any = jnp.uint8) -> jax.Array:
+        return jax.random.bits(codes, (*lead, *shape), dtype)
+
+    def scale(*shape: int, by: float) -> jax.Array:
+        # Near powers of two and not only those, over two octaves.
+        return jax.random.uniform(scales, (*lead, *shape), minval=by / 2, maxval=2 * by)
+
+    def power(*shape: int, by: float) -> jax.Array:
+        middle = 127 + round(math.log2(by))
+        return jax.random.randint(scales, (*lead, *shape), middle - 1, middle + 2).astype(jnp.uint8)
+
+    unit = 1 / math.sqrt(k)
+    if kind == "bf16":
+        return jax.random.normal(codes, (*lead, n, k), jnp.bfloat16) * jnp.bfloat16(unit)
+    if kind in ("nvfp4", "mxfp4"):
+        packed = data(n, k // 2)
+        if kind == "mxfp4":
+            return Fp4Tensor(packed, power(n, k // 32, by=unit / 3), None, False, 32, n, k)
+        groups = scale(n, k // 16, by=8.0).astype(jnp.float8_e4m3fn)
+        whole = jnp.full((*lead, 1, 1), unit / 24, jnp.float32)
+        return Fp4Tensor(packed, groups, whole, False, 16, n, k)
+    if kind == "int4":
+        words = lax.bitcast_convert_type(data(n, k // 8, dtype=jnp.uint32), jnp.int32)
+        groups = scale(n, k // 128, by=unit / 5).astype(jnp.bfloat16)
+        return PackedTensor(words, groups, None, None, 4, 128, n, k)
+    if kind == "int8":
+        words = lax.bitcast_convert_type(data(n, k), jnp.int8)
+        return ScaledTensor(words, scale(n, 1, by=unit / 70), None, (1, 0), n, k)
+    # E4M3 without NaN, and without the largest exponents, which would leave the rest no weight.
+    fp8 = lax.bitcast_convert_type(data(n, k) & 0xBF, jnp.float8_e4m3fn)
+    if kind == "mxfp8":
+        return ScaledTensor(fp8, power(n, k // 32, by=unit), None, (1, 32), n, k)
+    if kind == "fp8 channel":
+        return ScaledTensor(fp8, scale(n, 1, by=unit), None, (1, 0), n, k)
+    blocks = scale(-(-n // 128), -(-k // 128), by=unit)
+    return ScaledTensor(fp8, blocks, None, (128, 128), n, k)
+
+
+def size(kind: str, n: int, k: int) -> int:
+    """Bytes of one matrix."""
+    shapes = jax.eval_shape(lambda key: weight(key, kind, (), n, k), jax.random.key(0))
+    return sum(math.prod(s.shape) * s.dtype.itemsize for s in jax.tree.leaves(shapes))

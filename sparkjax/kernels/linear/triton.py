@@ -1,0 +1,167 @@
+"""`linear` as a Pallas Triton kernel that multiplies by packed weights as they are.
+
+See tile.py for the loop, tuning.py for sizes and panels.py for many rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from . import panels, tuning
+from .planes import Planes, Spec, planes_of, spec_of
+from .tile import Tile, contract, whole_scale
+
+
+def supports(x: Any, w: Any) -> str | None:
+    """None if `linear` can take these, else the reason."""
+    if x.dtype != jnp.bfloat16:
+        return f"activations of {x.dtype}; bfloat16 is supported"
+    spec = spec_of(w)
+    return spec if isinstance(spec, str) else None
+
+
+def linear(
+    x: jax.Array,
+    w: Any,
+    layer: Any = None,
+    rows: jax.Array | None = None,
+    *,
+    tile: Tile | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """y[..., n] = sum_k x[..., k] W[layer, n, k], summed in float32.
+
+    Args:
+      x: bfloat16 [..., K].
+      w: a weight that `supports` takes, [L, N, K] or [N, K].
+      layer: int or int32 [], the index into L; None for a weight without an L axis.
+      rows: not looked at.
+      tile: other sizes than those of the table.
+      interpret: run on a CPU, slowly.
+
+    Returns:
+      bfloat16 [..., N]. For up to `tuning.DECODE_ROWS` rows a row's bits depend on nothing but the
+      row and the weight.
+
+    Raises:
+      ValueError: a weight that is not supported, or another K.
+    """
+    del rows
+    spec = spec_of(w)
+    if isinstance(spec, str):
+        raise ValueError(f"linear: {spec}")
+    if x.shape[-1] != spec.cols:
+        raise ValueError(f"linear: x has {x.shape[-1]} columns, the weight {spec.cols}")
+    flat = x.reshape(-1, spec.cols)
+    member = jnp.asarray(0 if layer is None else layer, jnp.int32).reshape(1)
+    if tile is None and flat.shape[0] > tuning.DECODE_ROWS:
+        y = panels.linear(spec, flat, planes_of(w), member, *tuning.many(spec), interpret)
+    else:
+        tile = tile or tuning.tile_for(spec, flat.shape[0])
+        y = _launch(spec, flat, planes_of(w), member, tile, interpret)
+    return y.reshape(*x.shape[:-1], spec.rows)
+
+
+def by_field(x: jax.Array, fields: int) -> jax.Array:
+    """[R, K] -> [fields, R, K / fields]: the inputs that each field of the words meets."""
+    if fields == 1:
+        return x[None]
+    return x.reshape(x.shape[0], -1, fields).transpose(2, 0, 1)
+
+
+def rows_of(
+    ref: Any, rows: jax.Array, inside: jax.Array | None, width: int
+) -> Callable[[int, jax.Array], jax.Array]:
+    """`contract`'s x_tile over ref [fields, R, words], see `by_field`.
+
+    Args:
+      rows: int32 [tile.rows], which rows of x; where `inside` is False zeros are read.
+      width: words of a tile.
+    """
+    end = ref.shape[-1]
+    shape = (rows.shape[0], width)
+
+    def x_tile(field: int, w0: jax.Array) -> jax.Array:
+        column = w0 + jnp.arange(width, dtype=jnp.int32)
+        mask = None if inside is None else inside[:, None]
+        if end % width:
+            within = (column < end)[None, :]
+            mask = within if mask is None else mask & within
+        index = (jnp.full(shape, field, jnp.int32), rows[:, None], column[None, :])
+        view = ref.at[tuple(jnp.broadcast_to(i, shape) for i in index)]
+        if mask is None:
+            return plgpu.load(view)
+        return plgpu.load(view, mask=jnp.broadcast_to(mask, shape), other=jnp.zeros((), ref.dtype))
+
+    return x_tile
+
+
+def steps_of(split: jax.Array, words: int, tile: Tile) -> tuple[Any, Any]:
+    """First and last (exclusive) step of a split."""
+    total = -(-words // tile.words)
+    if tile.splits == 1:
+        return 0, total
+    each = -(-total // tile.splits)
+    return split * each, jnp.minimum((split + 1) * each, total)
+
+
+def _launch(
+    spec: Spec, x: jax.Array, planes: Planes, member: jax.Array, tile: Tile, interpret: bool
+) -> jax.Array:
+    count = x.shape[0]
+    names = planes.names()
+
+    def kernel(member_ref: Any, x_ref: Any, *refs: Any) -> None:
+        *plane_refs, y_ref = refs
+        weight = dict(zip(names, plane_refs, strict=True))
+        r0, n0 = pl.program_id(0) * tile.rows, pl.program_id(1) * tile.outputs
+        split, at = pl.program_id(2), plgpu.load(member_ref.at[jnp.zeros((), jnp.int32)])
+        rows = r0 + jnp.arange(tile.rows, dtype=jnp.int32)
+        inside = rows < count if count % tile.rows else None
+        [sums] = contract(
+            spec, [weight], at, n0, steps_of(split, spec.words, tile),
+            rows_of(x_ref, rows, inside, tile.words), tile, interpret,
+        )  # fmt: skip
+        if tile.splits == 1:
+            sums = whole_scale(spec, weight, at, sums)
+        outputs = n0 + jnp.arange(tile.outputs, dtype=jnp.int32)
+        mask = (rows < count)[:, None] & (outputs < spec.rows)[None, :]
+        view = y_ref.at[split, pl.ds(r0, tile.rows), pl.ds(n0, tile.outputs)]
+        plgpu.store(view, sums.T.astype(y_ref.dtype), mask=mask)
+
+    dtype = x.dtype if tile.splits == 1 else jnp.float32
+    parts = pl.pallas_call(
+        kernel,
+        name=f"linear_{spec.code}",
+        out_shape=jax.ShapeDtypeStruct((tile.splits, count, spec.rows), dtype),
+        grid=(-(-count // tile.rows), -(-spec.rows // tile.outputs), tile.splits),
+        in_specs=[_ANY] * (2 + len(names)),
+        out_specs=_ANY,
+        compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
+        interpret=interpret,
+    )(member, by_field(x, spec.fields), *planes.arrays())
+    if tile.splits == 1:
+        return parts[0]
+    total = in_order(parts)
+    if spec.whole:
+        assert planes.whole is not None
+        scale = planes.whole[member[0]]
+        total = total * scale if spec.whole == "times" else total / scale
+    return total.astype(x.dtype)
+
+
+def in_order(parts: Sequence[jax.Array] | jax.Array) -> jax.Array:
+    """The sum of parts[0], parts[1], ... in this order, whatever their shape."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+_ANY = pl.BlockSpec(memory_space=pl.ANY)

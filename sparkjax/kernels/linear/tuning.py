@@ -1,0 +1,101 @@
+"""Tile sizes of the matrix kernels, by kind of code and number of rows.
+
+Up to `DECODE_ROWS` rows everything that decides the order of a sum (words, splits) is the same, so
+that a row's bits do not depend on its company. The tables hold what was measured to be best on an
+H200 within the 99 KiB of shared memory that a GB10 has; docs/performance.md has the runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+
+from .planes import Spec
+from .tile import Tile
+
+DECODE_ROWS = 64
+"""Rows up to which a row's bits do not depend on how many there are, and up to which weights are
+decoded where they are multiplied; beyond, in panels."""
+PROGRAMS = 512
+"""Programs that a decode launch wants: a few for each multiprocessor, whatever the device, as the
+number of splits decides bits."""
+
+_DECODE = {
+    "bf16": Tile(outputs=32, words=128, warps=4, stages=4),
+    "e4m3": Tile(outputs=32, words=64, warps=2, stages=4),
+    "e4m3 blocks": Tile(outputs=64, words=32, warps=2, stages=5),
+    "int8": Tile(outputs=32, words=64, warps=2, stages=4),
+    "e2m1": Tile(outputs=32, words=64, warps=2, stages=3),
+    "int4": Tile(outputs=128, words=16, warps=2, stages=4),
+}
+_EXPERTS = {
+    "bf16": Tile(outputs=32, words=128, warps=4, stages=3),
+    "e4m3": Tile(outputs=64, words=32, warps=4, stages=4),
+    "int8": Tile(outputs=64, words=32, warps=4, stages=4),
+    "e2m1": Tile(outputs=32, words=64, warps=2, stages=3),
+    "int4": Tile(outputs=64, words=16, warps=2, stages=4),
+}
+_PANEL = {
+    "e4m3": Tile(outputs=32, words=32, warps=4),
+    "int8": Tile(outputs=32, words=32, warps=4),
+    "e2m1": Tile(outputs=16, words=32, warps=4),
+    "int4": Tile(outputs=32, words=16, warps=4),
+}
+_PRODUCT = Tile(outputs=128, words=64, rows=128, warps=4, stages=3)
+_LARGER = {"NVIDIA H200": Tile(outputs=128, words=64, rows=256, warps=8, stages=3)}
+"""Products of many rows on devices with more shared memory."""
+
+
+def tile_for(spec: Spec, rows: int) -> Tile:
+    """The tile for a weight and up to `DECODE_ROWS` rows of x."""
+    stepped = spec.code == "e4m3" and spec.step < spec.words
+    tile = _fitted(_DECODE["e4m3 blocks" if stepped else spec.code], spec)
+    steps = -(-spec.words // tile.words)
+    programs = -(-spec.rows // tile.outputs)
+    splits = 1
+    # Each share keeps eight steps, so that its loads overlap.
+    while 2 * programs * splits <= PROGRAMS and steps >= 16 * splits:
+        splits *= 2
+    return _rows(dataclasses.replace(tile, splits=splits), spec, min(64, max(8, _power(rows))))
+
+
+def expert_tiles(into: Spec, out: Spec, tokens: int, k: int, count: int) -> tuple[Tile, Tile]:
+    """Tiles of the expert layer's two kernels: gate and up, and down.
+
+    Args:
+      into, out: of the gate and of the down projection.
+      tokens, k, count: rows, experts of each, and experts there are.
+    """
+    # Rows that an expert has on average, twice over, as some have more.
+    rows = min(64, max(8, _power(2 * tokens * k // count)))
+    first, second = (_rows(_fitted(_EXPERTS[s.code], s), s, rows) for s in (into, out))
+    return first, second
+
+
+def many(spec: Spec) -> tuple[Tile, Tile]:
+    """Tiles of decoding a panel and of the product with many rows of x."""
+    device = jax.devices()[0]
+    product = _LARGER.get(device.device_kind, _PRODUCT) if device.platform == "gpu" else _PRODUCT
+    return _fitted(_PANEL.get(spec.code, product), spec), product
+
+
+def _rows(tile: Tile, spec: Spec, rows: int) -> Tile:
+    """The tile for `rows` rows of x, with as many stages as shared memory holds."""
+    size = 2 if spec.code == "bf16" else 4
+    step = size * tile.outputs * tile.words + 2 * spec.fields * rows * tile.words
+    stages = max(1, min(tile.stages, 88 * 1024 // step))
+    return dataclasses.replace(tile, rows=rows, stages=stages)
+
+
+def _fitted(tile: Tile, spec: Spec) -> Tile:
+    """The tile with no more words than a block scale covers, and fit for group scales."""
+    words = min(tile.words, spec.step, max(16, _power(spec.words)))
+    if spec.group:
+        words = max(words, 4 * spec.group)
+    return dataclasses.replace(tile, words=words)
+
+
+def _power(value: int) -> int:
+    """The next power of two."""
+    return 1 << max(value - 1, 0).bit_length()

@@ -1,0 +1,87 @@
+"""The GPU's `linear`: interpreted on the CPU in the default suite, on a GPU with `-m gpu`."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import packed_weights as weights
+import pytest
+
+from sparkjax.kernels.linear import linear, panels, reference, triton, tuning
+from sparkjax.kernels.linear.planes import planes_of, spec_of
+from sparkjax.kernels.linear.tile import Tile
+from sparkjax.mesh.context import Context
+
+TOLERANCE = 2e-3
+"""Of a result that is rounded to bfloat16 once."""
+QUICK = ("fp8 block", "mxfp8", "nvfp4", "mxfp4", "gptq v1")
+KINDS = [
+    pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in weights.FORMATS
+]
+
+
+def exact(x, w, layer=None):
+    """In float32."""
+    return jax.jit(reference.linear)(x.astype(jnp.float32), w, layer)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_the_reference_interpreted(kind):
+    # Neither outputs nor rows fill a tile.
+    w, x = weights.weight(kind, (2,), 40, 256), weights.rows(3, 256)
+    tile = tuning.tile_for(spec_of(w), 3)
+    y = jax.jit(lambda x, w: triton.linear(x, w, jnp.int32(1), tile=tile, interpret=True))(x, w)
+    assert weights.relative(y, exact(x, w, 1)) < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k.values[0] != "bf16"])
+def test_panels_are_the_dequantized_weights(kind):
+    w = weights.weight(kind, (2,), 40, 256)
+    spec, tile = spec_of(w), tuning.many(spec_of(w))[0]
+    run = lambda w: panels.decoded(  # noqa: E731
+        spec, planes_of(w), jnp.ones(1, jnp.int32), 16, 24, tile, True
+    )
+    expected = w.dequantize(1, jnp.bfloat16)[16:40]
+    np.testing.assert_array_equal(jax.jit(run)(w).astype(jnp.float32), expected.astype(jnp.float32))
+
+
+def test_panels_go_into_their_columns(monkeypatch):
+    monkeypatch.setattr(panels, "PANEL", 2 * 256 * 16)
+    w, x = weights.weight("nvfp4", (), 40, 256), weights.rows(20, 256)
+    run = lambda x, w: panels.linear(  # noqa: E731
+        spec_of(w), x, planes_of(w), jnp.zeros(1, jnp.int32), Tile(16, 16), Tile(16, 128, 16), True
+    )
+    assert weights.relative(jax.jit(run)(x, w), reference.linear(x, w)) < 1e-4
+
+
+def test_refusals_name_their_reason():
+    x = weights.rows(1, 256)
+    assert "bfloat16 is supported" in triton.supports(x.astype(jnp.float32), jnp.zeros((4, 256)))
+    assert "multiple of 16" in triton.supports(x, jnp.zeros((4, 40), jnp.bfloat16))
+    with pytest.raises(ValueError, match="x has 256 columns, the weight 128"):
+        triton.linear(x, jnp.zeros((4, 128), jnp.bfloat16))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 17, 64])
+def test_what_decides_bits_does_not_depend_on_rows(rows):
+    for kind in weights.FORMATS:
+        spec = spec_of(weights.weight(kind, (), 64, 1024))
+        one, many = tuning.tile_for(spec, 1), tuning.tile_for(spec, rows)
+        assert (one.words, one.splits) == (many.words, many.splits)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", weights.FORMATS)
+@pytest.mark.parametrize(("n", "k"), [(40, 256), (512, 2048), (1000, 4224)])
+def test_equals_the_reference_on_a_gpu(kind, n, k):
+    context = Context("bfloat16", platform="cuda", kernels=(("linear", "triton"),))
+    w, x = weights.weight(kind, (2,), n, k), weights.rows(300, k)
+    run = jax.jit(lambda x, w: linear(x, w, 1, context=context))
+    full = run(x[:64], w)
+    assert weights.relative(full, exact(x[:64], w, 1)) < TOLERANCE
+    for rows in (1, 2, 5, 8, 16, 33, 63):
+        np.testing.assert_array_equal(run(x[:rows], w), full[:rows])
+    np.testing.assert_array_equal(run(x[7:8], w)[0], full[7])
+    assert weights.relative(run(x[:100], w), exact(x[:100], w, 1)) < TOLERANCE
+    assert weights.relative(run(x, w), jax.jit(reference.linear)(x, w, 1)) < TOLERANCE
