@@ -34,6 +34,8 @@ class Manifest:
       stored: (pattern, layout) rules for quantized weights: the first pattern that matches a whole
         name gives its layout (`weights.published`); what none matches lies there as declared.
       config: the values of config.json.
+      apart: by which `tensors` differs from `published_tensors`, in words -> how many: what the
+        files hold beyond that (a vision tower), or, negative, what is counted too often.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Manifest:
     unconfirmed: tuple[str, ...]
     stored: tuple[tuple[str, str], ...]
     config: dict[str, Any]
+    apart: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def family(self) -> Any:
@@ -100,14 +103,16 @@ def read_manifest(path: Path) -> Manifest:
     """
     values = yaml.safe_load(path.read_text())
     known = {field.name for field in dataclasses.fields(Manifest)} - {"name"}
-    optional = {"files", "tp_size"}
-    missing, unknown = known - set(values), set(values) - known - optional
+    optional = {"files", "tp_size", "apart"}
+    missing, unknown = known - set(values) - optional, set(values) - known - optional
     if missing or unknown:
         wrong = ", ".join(sorted(missing or unknown))
         raise ValueError(f"{path}: {'missing' if missing else 'unknown'} fields: {wrong}")
     kept = {key: value for key, value in values.items() if key in known}
     kept["unconfirmed"] = tuple(kept["unconfirmed"] or ())
     kept["stored"] = tuple((kept["stored"] or {}).items())
+    if not all(type(n) is int for n in (kept.get("apart") or {}).values()):
+        raise ValueError(f"{path}: apart: allowed: words -> a number of tensors")
     return Manifest(name=path.stem, **kept)
 
 
