@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,9 @@ from sparkjax.weights.errors import CheckpointError
 
 LONGEST_POOLED = 8192
 """Tokens of a text for /v1/embeddings."""
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +135,7 @@ def served_model(model: Any, limits: Limits, config: Any) -> ServedModel:
     generation = {}
     if not isinstance(checkpoint, GGUF):
         generation = read_json(checkpoint.path / "generation_config.json")
-    return ServedModel(
+    made = ServedModel(
         id=config.model.name,
         aliases=tuple(config.model.aliases),
         tokenizer=tokenizer,
@@ -147,6 +151,21 @@ def served_model(model: Any, limits: Limits, config: Any) -> ServedModel:
         model_type=model_type,
         answer_format=config.model.answer_format,
         **_pooling(model, limits, config.model.pooling),
+    )
+    # Told from the template once, and not while a first client waits.
+    log.info("answers in the format %s, reasoning %s", made.format.name, _words(made))
+    return made
+
+
+def _words(served: ServedModel) -> str:
+    thinking = served.thinking
+    if not thinking.available:
+        return "none"
+    known = ", ".join(sorted({str(word) for word in thinking.efforts.values()}))
+    switch = f"switched by {thinking.switch}" if thinking.switch else "always on"
+    extra = ", ".join(sorted(served.template_names))
+    return "; ".join(
+        filter(None, (switch, known and f"efforts {known}", extra and f"also reads {extra}"))
     )
 
 
