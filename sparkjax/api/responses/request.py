@@ -262,6 +262,7 @@ def _echo(fields: Fields, store: bool, background: bool) -> Json:
         "parallel_tool_calls": values.get("parallel_tool_calls", True),
         "previous_response_id": values.get("previous_response_id"),
         "prompt_cache_key": values.get("prompt_cache_key"),
+        "prompt_cache_retention": values.get("prompt_cache_retention"),
         "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
         "safety_identifier": values.get("safety_identifier"),
         "service_tier": "default",

@@ -6,6 +6,7 @@ order and fields: OpenAI's Responses API.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -45,6 +46,7 @@ class ResponseStream:
         self._scored: list[Json] = []
         self._number = 0
         self._usage: Json | None = None
+        self._completed: int | None = None
         self._error: Json | None = None
         self._reason: str | None = None
 
@@ -91,6 +93,7 @@ class ResponseStream:
         made = self._close("incomplete" if cut else "completed")
         self._reason = "max_output_tokens" if cut else None
         self.status = "incomplete" if cut else "completed"
+        self._completed = int(time.time())
         self._usage = usage_json(usage)
         return [*made, self._whole_event(self.status)]
 
@@ -121,6 +124,7 @@ class ResponseStream:
             "object": "response",
             "created_at": self._created,
             "status": self.status,
+            "completed_at": self._completed,
             "error": self._error,
             "incomplete_details": {"reason": self._reason} if self._reason else None,
             "model": self._model,
