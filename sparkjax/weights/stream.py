@@ -33,7 +33,7 @@ from .formats.mixed import Mixed
 
 KEEP = 128 << 20
 """Bytes of computed planes that a plan may hold; further ones are computed again when needed."""
-GROUP = 256 << 20
+GROUP = 128 << 20
 """Bytes of the host buffer through which a device is filled."""
 SCALES = ("scale", "whole", "in_scale", "out_scale")
 """Planes whose numbers must be finite."""
