@@ -235,6 +235,22 @@ def test_shares_equal_shares_of_the_numbers(name, axis):
     assert close(node, numbers(picked), expected)
 
 
+@pytest.mark.parametrize("axis", [ROWS, COLS], ids=["rows", "cols"])
+@pytest.mark.parametrize(
+    "name",
+    ["fp8_block", "nvfp4_modelopt", "mxfp4", "ct_4", "ct_4_zero", "ct_3", "awq", "gptq_4", "gptq_3", "exl3_3", "Q4_1"],
+)
+def test_a_share_of_whole_blocks_is_views_of_the_file(name, axis):
+    """Whole blocks, words and pairs are cut out without being read or packed anew."""
+    node = FORMATS[name](np.random.default_rng(7), 256, 512)
+    whole = numbers(node)
+    size = node.shape[axis] // 2
+    alone = formats.pick(node, axis, np.arange(2 * size), 2, 1)
+    main = max(jax.tree.leaves(alone), key=lambda plane: plane.nbytes)
+    assert any(np.shares_memory(main, plane) for plane in jax.tree.leaves(node))
+    assert close(node, numbers(alone), take(whole, axis, np.arange(size, 2 * size)))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 @settings(max_examples=6, derandomize=True, deadline=None)
