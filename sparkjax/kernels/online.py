@@ -37,15 +37,26 @@ def add(
     seen: jax.Array,
     values: Sequence[jax.Array],
     precision: Any,
+    fine: bool = False,
 ) -> Partial:
-    """With a block of keys more: logits [M, K] (times log2 e), seen [M, K], values [K, part] each."""
+    """With a block of keys more.
+
+    Args:
+      logits: [M, K], times log2 e; seen: bool [M, K]; values: [K, part] each.
+      fine: where values are bfloat16, weights are multiplied as two bfloat16 numbers (16 bits
+        instead of 8).
+    """
     top, total, sums = found
     logits = jnp.where(seen, logits, HIDDEN)
     new = jnp.maximum(top, jnp.max(logits, axis=1))
     weights = jnp.where(seen, jnp.exp2(logits - new[:, None]), 0.0)
     shrink = jnp.exp2(top - new)
+    dtype = values[0].dtype
+    rounded = [weights.astype(dtype)]
+    if fine and dtype == jnp.bfloat16:
+        rounded.append((weights - rounded[0].astype(jnp.float32)).astype(dtype))
     sums = tuple(
-        x * shrink[:, None] + tools.dot(weights.astype(value.dtype), value, precision)
+        _sum([x * shrink[:, None], *(tools.dot(part, value, precision) for part in rounded)])
         for x, value in zip(sums, values, strict=True)
     )
     return new, total * shrink + jnp.sum(weights, axis=1), sums

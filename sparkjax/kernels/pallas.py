@@ -70,6 +70,14 @@ def parts(size: int) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
+def types(**arrays: Any) -> str | None:
+    """None if all arrays are bfloat16 or float32, else which is not."""
+    for name, array in arrays.items():
+        if array is not None and array.dtype not in (jnp.bfloat16, jnp.float32):
+            return f"{name} is {array.dtype}; bfloat16 and float32 are supported"
+    return None
+
+
 def power(size: int, least: int = 1) -> int:
     """The smallest power of two that is at least `size` and `least`."""
     return max(least, 1 << max(size - 1, 0).bit_length())

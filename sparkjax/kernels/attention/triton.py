@@ -42,6 +42,7 @@ class Form:
       rows: queries x group in a tile; `block` keys a turn.
       ring: keys come from a ring and from the new tokens, not from pages.
       sinks: whether there are any.
+      fine: of `online.add`: decode waits for memory and has the time.
     """
 
     scale: float
@@ -53,6 +54,7 @@ class Form:
     ring: bool
     sinks: bool
     precision: Any
+    fine: bool
 
     @property
     def span(self) -> int:
@@ -66,8 +68,8 @@ class Form:
 
 def supports(q: Any, k: Any, v: Any) -> str | None:
     """None if these can be taken (`k` and `v`: the planes), else the reason."""
-    if q.dtype not in (jnp.bfloat16, jnp.float32):
-        return f"q is {q.dtype}; bfloat16 and float32 are supported"
+    if reason := tools.types(q=q, k=k, v=v):
+        return reason
     if q.shape[3] != k.shape[4] or q.shape[2] % k.shape[3]:
         return f"heads do not fit: q {q.shape}, k {k.shape}"
     for name, size in (("key", k.shape[4]), ("value", v.shape[4])):
@@ -173,6 +175,7 @@ def _attention(
         ring=ring,
         sinks=sinks is not None,
         precision=tools.precision(jnp.float32, interpret),
+        fine=few,
     )
     tiles = -(-count * group // form.rows)
     ints = (tools.scalar(layer), *(x.astype(jnp.int32) for x in (table, start, lengths)))
@@ -308,7 +311,7 @@ def _span(
             logits = form.softcap * jnp.tanh(logits / form.softcap)
         seen = (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None])
         values = [fetch(where, 1, part, wanted).astype(dtype) for part in tools.parts(dim_v)]
-        return online.add(found, logits * online.LOG2E, seen, values, form.precision)
+        return online.add(found, logits * online.LOG2E, seen, values, form.precision, form.fine)
 
     turns = jax.lax.div(end + block - 1, block)
     return jax.lax.fori_loop(jax.lax.div(begin, block), turns, turn, online.start(form.rows, dim_v))

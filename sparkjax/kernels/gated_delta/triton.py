@@ -30,9 +30,8 @@ SPAN = 75.0
 
 def supports(q: Any, v: Any, g: Any, plane: Any) -> str | None:
     """None if `gated_delta` can take these, else the reason."""
-    for name, array in (("q", q), ("v", v)):
-        if array.dtype not in (jnp.bfloat16, jnp.float32):
-            return f"{name} is {array.dtype}; bfloat16 and float32 are supported"
+    if reason := tools.types(q=q, v=v):
+        return reason
     if plane.dtype != jnp.float32:
         return f"states are {plane.dtype}; float32 is supported"
     for name, size in (("key", q.shape[-1]), ("value", v.shape[-1])):

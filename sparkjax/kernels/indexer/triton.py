@@ -27,7 +27,7 @@ KEYS = 64
 """Keys a block of threads scores."""
 QUERY_ROWS = 64
 """For how many query heads it scores them (of several queries of a sequence)."""
-RUN = 1024
+RUN = 512
 """Scores a turn of the choice."""
 FEW = 128
 """Below so many queries, XLA's own choice is faster: a query has but one block of threads here."""
@@ -35,8 +35,8 @@ FEW = 128
 
 def supports(q: Any, plane: Any) -> str | None:
     """None if `select` can take these, else the reason."""
-    if q.dtype not in (jnp.bfloat16, jnp.float32):
-        return f"q is {q.dtype}; bfloat16 and float32 are supported"
+    if reason := tools.types(q=q, plane=plane):
+        return reason
     if q.shape[-1] % 16 or q.shape[-1] > 256:
         return f"{q.shape[-1]} channels; multiples of 16 up to 256 are supported"
     heads = q.shape[2]
@@ -109,7 +109,7 @@ def top_rows(found: jax.Array, limit: jax.Array, k: int, *, interpret: bool = Fa
         functools.partial(_top_rows, k=k),
         (b * count,),
         jax.ShapeDtypeStruct((b, count, k), jnp.int32),
-        warps=8,
+        warps=4,
         interpret=interpret,
         name="top_rows",
     )

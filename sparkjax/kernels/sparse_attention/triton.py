@@ -22,8 +22,9 @@ from ..pallas import plgpu
 
 SPAN = 512
 """Rows a span."""
-FEW = 256
-"""Below so many blocks of threads, spans run side by side."""
+FEW = 16
+"""Up to so many queries a row (decode, verification) run a block of threads a span. The number of
+rows must not decide: it would change bits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Form:
       dense, chosen: how many shared rows there are, and chosen ones a query (0: none).
       latent: a row is key and value at once.
       sinks: whether there are any.
+      fine: of `online.add`.
     """
 
     scale: float
@@ -48,6 +50,7 @@ class Form:
     latent: bool
     sinks: bool
     precision: Any
+    fine: bool
 
     @property
     def dense_blocks(self) -> int:
@@ -65,8 +68,8 @@ class Form:
 
 def supports(q: Any, plane: Any, value_dim: int) -> str | None:
     """None if `latent_attention` can take these, else the reason."""
-    if q.dtype not in (jnp.bfloat16, jnp.float32):
-        return f"q is {q.dtype}; bfloat16 and float32 are supported"
+    if reason := tools.types(q=q, plane=plane):
+        return reason
     if q.dtype == jnp.float32 and q.shape[-1] > 256:
         return f"{q.shape[-1]} channels of float32; up to 256 are supported"
     return fits(q.shape[-1], value_dim)
@@ -150,6 +153,7 @@ def attend(
         latent=len(planes) < 2,
         sinks=sinks is not None,
         precision=tools.precision(jnp.float32, interpret),
+        fine=count <= FEW,
     )
     tiles = -(-heads // form.tile)
     picks = (
@@ -161,8 +165,8 @@ def attend(
     args = (tools.scalar(0 if layer is None else layer), q, *shared, *picks)
     out = jax.ShapeDtypeStruct((b, count, all_heads, value_dim), q.dtype)
     call = functools.partial(tools.call, warps=warps or 4, interpret=interpret)
-    stages = stages or (1 if full else 2)
-    if b * count * kv_heads * tiles >= FEW:
+    stages = stages or (1 if full else 2 if form.tile > 16 else 3)
+    if count > FEW:
         body = functools.partial(_many, form=form)
         run = call(body, (b * count, tiles, kv_heads), out, stages=stages, name="sparse_many")
         return run(*args, *extra)
@@ -229,7 +233,9 @@ def _span(span: Any, place: _Place, refs: tuple, form: Form) -> online.Partial:
         for x, key in zip(q, keys, strict=True):
             logits += tools.dot(x, key.T, form.precision)
         mask = jnp.broadcast_to(seen[None, :], logits.shape)
-        return online.add(found, logits * (form.scale * online.LOG2E), mask, values, form.precision)
+        return online.add(
+            found, logits * (form.scale * online.LOG2E), mask, values, form.precision, form.fine
+        )
 
     def some(seen: jax.Array, load: Any, found: online.Partial) -> online.Partial:
         """With the rows of a block, unless none of them is seen."""

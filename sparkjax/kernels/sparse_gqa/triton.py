@@ -11,7 +11,7 @@ from ..sparse_attention import triton as sparse
 
 def supports(q: Any, k: Any, v: Any) -> str | None:
     """None if `sparse_attention` can take these, else the reason."""
-    reason = sparse.supports(q, k, q.shape[-1]) or sparse.fits(v.shape[-1], v.shape[-1])
+    reason = sparse.supports(q, k, q.shape[-1]) or sparse.supports(q, v, v.shape[-1])
     if reason is None and q.shape[2] % k.shape[3]:
         return f"heads do not fit: q {q.shape}, k {k.shape}"
     return reason
