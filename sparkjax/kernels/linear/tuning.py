@@ -36,6 +36,13 @@ _EXPERTS = {
     "e2m1": Tile(outputs=32, words=64, warps=2, stages=3),
     "int4": Tile(outputs=64, words=16, warps=2, stages=4),
 }
+_EXPERTS_MANY = {
+    "bf16": Tile(outputs=64, words=64, warps=4, stages=3),
+    "e4m3": Tile(outputs=64, words=32, warps=4, stages=3),
+    "int8": Tile(outputs=64, words=32, warps=4, stages=3),
+    "e2m1": Tile(outputs=128, words=16, warps=4, stages=2),
+    "int4": Tile(outputs=128, words=16, warps=4, stages=2),
+}
 _PANEL = {
     "e4m3": Tile(outputs=32, words=32, warps=4),
     "int8": Tile(outputs=32, words=32, warps=4),
@@ -69,8 +76,9 @@ def expert_tiles(into: Spec, out: Spec, tokens: int, k: int, count: int) -> tupl
     """
     # Rows that an expert has on average, twice over, as some have more.
     rows = min(64, max(8, _power(2 * tokens * k // count)))
-    first, second = (_rows(_fitted(_EXPERTS[s.code], s), s, rows) for s in (into, out))
-    return first, second
+    table = _EXPERTS if tokens <= DECODE_ROWS else _EXPERTS_MANY
+    first, second = (_fitted(table[spec.code], spec) for spec in (into, out))
+    return _rows(first, into, rows, 2), _rows(second, out, rows)
 
 
 def many(spec: Spec) -> tuple[Tile, Tile]:
@@ -80,10 +88,11 @@ def many(spec: Spec) -> tuple[Tile, Tile]:
     return _fitted(_PANEL.get(spec.code, product), spec), product
 
 
-def _rows(tile: Tile, spec: Spec, rows: int) -> Tile:
-    """The tile for `rows` rows of x, with as many stages as shared memory holds."""
+def _rows(tile: Tile, spec: Spec, rows: int, weights: int = 1) -> Tile:
+    """The tile for `rows` rows of x and several weights, with as many stages as shared memory
+    holds."""
     size = 2 if spec.code == "bf16" else 4
-    step = size * tile.outputs * tile.words + 2 * spec.fields * rows * tile.words
+    step = weights * size * tile.outputs * tile.words + 2 * spec.fields * rows * tile.words
     stages = max(1, min(tile.stages, 88 * 1024 // step))
     return dataclasses.replace(tile, rows=rows, stages=stages)
 
