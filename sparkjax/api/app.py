@@ -87,8 +87,11 @@ def create_app(
     desk = Desk(front, http, bool(log_config and log_config.prompts))
     routes = _Routes(desk, front, http, profiler or admin.Profiler())
     surfaces = (routes, Responses(desk), Messages(desk))
+    by_path: dict[str, dict[str, Callable]] = {}
     for method, path, handler in (route for surface in surfaces for route in surface.all()):
-        app.add_route(path, handler, methods=[method])
+        by_path.setdefault(path, {})[method] = handler
+    for path, handlers in by_path.items():  # one route each: a 405 names all that is allowed
+        app.add_route(path, _by_method(handlers), methods=list(handlers))
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _crash)
@@ -109,6 +112,15 @@ def create_app(
             expose_headers=["X-Request-Id", "Retry-After"],
         )
     return app
+
+
+def _by_method(handlers: dict[str, Callable]) -> Callable:
+    async def handle(request: Request) -> Response:
+        method = "GET" if request.method == "HEAD" else request.method
+        response: Response = await handlers[method](request)
+        return response
+
+    return handle
 
 
 def loopback(host: str) -> bool:

@@ -56,7 +56,7 @@ def paths() -> Schema:
                               error="AnthropicError", failed="AnthropicError")
         },
         "/v1/messages/count_tokens": {
-            "post": operation("Tokens of a conversation", "MessagesRequest", "MessageTokens", messages,
+            "post": operation("Tokens of a conversation", "CountRequest", "MessageTokens", messages,
                               error="AnthropicError", failed="AnthropicError")
         },
         "/tokenizer_info": {"get": operation("Special tokens and the chat template", None, "TokenizerInfo", PLAIN)},
@@ -120,6 +120,13 @@ def schemas(served: ServedModel) -> Schema:
             ["model", "max_tokens", "messages"],
             {"model": served.id, "max_tokens": 64,
              "messages": [{"role": "user", "content": "Name three primary colors."}]},
+        ),
+        "CountRequest": record(
+            {"model": model(served), "messages": {"type": "array", "minItems": 1, "items": any_object},
+             "system": {"anyOf": [text, items, {"type": "null"}]},
+             "tools": nullable(items), "tool_choice": {}, "thinking": {}},
+            ["model", "messages"],
+            {"model": served.id, "messages": [{"role": "user", "content": "Name three primary colors."}]},
         ),
         "MessageAnswer": record(
             {"id": text, "type": {"const": "message"}, "role": {"const": "assistant"}, "model": text,

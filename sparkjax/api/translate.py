@@ -8,10 +8,29 @@ the name back that the client used.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from .errors import ApiError
+from .errors import ApiError, show, unsupported
+
+
+def pass_on(body: dict[str, Any], chat: dict[str, Any], read: Collection[str], fields: Collection[str]) -> None:
+    """Hands the fields that a surface does not read to the chat's parser, which refuses those that
+    would change the answer.
+
+    Args:
+      read: fields of this surface.
+      fields: fields of chat; under this surface they have another name, or none.
+
+    Raises:
+      ApiError: 400, such a field is given.
+    """
+    for name, value in body.items():
+        if name in read or value is None:
+            continue
+        if name in fields:
+            raise unsupported(name, f"is no field of this API (it is {show(value)})")
+        chat.setdefault(name, value)
 
 
 @dataclasses.dataclass(frozen=True)

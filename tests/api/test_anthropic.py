@@ -225,6 +225,8 @@ def test_tools_and_switches_become_chat_fields():
         ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
         ({"thinking": {"type": "maybe"}}, "thinking.type"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
+        ({"stop": "x"}, "stop"),
+        ({"lora": ["x"]}, "lora"),
     ],
 )  # fmt: skip
 def test_errors_in_anthropic_s_shape(api, fields, name):

@@ -237,6 +237,7 @@ def test_two_assistant_messages_stay_two():
         ({"max_output_tokens": 10_000}, "max_output_tokens"),
         ({"temperature": 3}, "temperature"),
         ({"include": ["everything"]}, "include[0]"),
+        ({"include": [["everything"]]}, "include[0]"),
         ({"truncation": "auto"}, "truncation"),
         ({"max_tool_calls": 1}, "max_tool_calls"),
         ({"previous_response_id": "resp_none"}, "previous_response_id"),
@@ -244,6 +245,9 @@ def test_two_assistant_messages_stay_two():
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"text": {"format": 5}}, "text.format"),
         ({"stream": "yes"}, "stream"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"n": 2}, "n"),
+        ({"audio": {}}, "audio"),
         ({"model": None}, "model"),
     ],
 )
@@ -293,6 +297,8 @@ def test_retrieve_list_and_delete(api):
     for query in ("limit=0", "limit=x", "order=up", "after=none"):
         assert api.get(f"{path}/input_items?{query}").status_code == 400
     assert api.request("POST", f"{path}/cancel").status_code == 400
+    allowed = api.request("PATCH", path)
+    assert allowed.status_code == 405 and set(allowed.headers["allow"].split(", ")) == {"GET", "HEAD", "DELETE"}
     assert api.request("DELETE", path).json() == {"id": made["id"], "object": "response", "deleted": True}
     for method, where in (("GET", path), ("DELETE", path), ("GET", f"{path}/input_items"),
                           ("POST", f"{path}/cancel")):  # fmt: skip

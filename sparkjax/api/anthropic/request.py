@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ..chat import KNOWN
 from ..errors import invalid, missing, show, unsupported
 from ..fields import Fields
-from ..translate import Translation
+from ..translate import Translation, pass_on
 
 Json = dict[str, Any]
 
@@ -17,6 +18,11 @@ EXTENSIONS = (
 )  # fmt: skip
 """Fields that Anthropic's API lacks, and that mean what they mean in chat."""
 REFUSED = ("container", "mcp_servers")
+READ = frozenset(
+    [*EXTENSIONS, *REFUSED, "model", "max_tokens", "messages", "system", "temperature", "top_p", "top_k",
+     "stop_sequences", "stream", "service_tier", "metadata", "thinking", "output_config", "tools",
+     "tool_choice"]
+)  # fmt: skip
 MOST = 100_000
 """Messages, and blocks of a message: Anthropic's own limit."""
 BLOCKS = ("text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking")
@@ -49,6 +55,7 @@ def parse(body: Json, thinks: bool = True, counts: bool = False) -> Translation:
     _add_messages(fields, chat, origin)
     _add_tools(fields, chat, origin)
     _add_thinking(fields, chat, origin)
+    pass_on(body, chat, READ, KNOWN)
     if not thinks:
         chat.pop("thinking", None)
     return Translation(chat, origin)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from ..chat import KNOWN
 from ..errors import invalid, show, unsupported
 from ..fields import Fields
-from ..translate import Translation
+from ..translate import Translation, pass_on
 from .items import to_messages
 
 Json = dict[str, Any]
 
 SAME = (
     "model", "temperature", "top_p", "metadata", "parallel_tool_calls", "user",
-    "safety_identifier", "stream", "service_tier", "prompt_cache_key", "prompt_cache_retention",
+    "safety_identifier", "stream", "service_tier",
 )  # fmt: skip
 """Fields that the chat API calls alike."""
 EXTENSIONS = (
@@ -39,6 +40,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),
 }
 """Fields that are not supported, with the values that ask for what happens anyway."""
+HINTS = ("prompt_cache_key", "prompt_cache_retention")
+"""Where OpenAI keeps a prompt: repeated in the response, and of no meaning here."""
+READ = frozenset(
+    [*SAME, *EXTENSIONS, *NEUTRAL, "input", "instructions", "previous_response_id", "store",
+     "background", "include", "max_output_tokens", "reasoning", "text", "tools", "tool_choice",
+     "top_logprobs", "stream_options", *HINTS]
+)  # fmt: skip
 LONGEST_ID = 64
 
 
@@ -107,7 +115,7 @@ def count_fields(body: Json, before: tuple[Json, ...] = ()) -> Translation:
     Raises:
       ApiError: 400, naming the field.
     """
-    return parse({k: v for k, v in body.items() if k != "stream"}, before).translation
+    return parse(body, before).translation
 
 
 def _refuse(fields: Fields) -> None:
@@ -116,6 +124,8 @@ def _refuse(fields: Fields) -> None:
         if value is not None and value not in neutral:
             allowed = " or ".join(["null", *map(show, neutral)])
             raise unsupported(name, f"is not supported (it is {show(value)}; allowed: {allowed})")
+    for name in HINTS:
+        fields.string(name, longest=1024)
     options = fields.object("stream_options")
     for name, value in (options.values if options is not None else {}).items():
         # Padding against guesses at token lengths: none is sent, so only false is honest.
@@ -155,6 +165,7 @@ def _chat(fields: Fields, items: list[Any], before: int) -> tuple[Json, dict[str
     origin["max_tokens"] = "max_output_tokens"
     _add_tools(fields, chat, origin)
     _add_format(fields, chat, origin)
+    pass_on(values, chat, READ, KNOWN)
     effort = _effort(fields)
     if effort is not None:
         chat["reasoning_effort"] = effort
@@ -241,7 +252,7 @@ def _add_format(fields: Fields, chat: Json, origin: dict[str, str]) -> None:
 def _logprobs(fields: Fields) -> bool:
     wanted = False
     for i, value in enumerate(fields.array("include", 64) or []):
-        if value not in INCLUDED:
+        if not isinstance(value, str) or value not in INCLUDED:
             raise invalid(
                 f"include[{i}]", f"is {show(value)}; allowed: {', '.join(sorted(INCLUDED))}"
             )
