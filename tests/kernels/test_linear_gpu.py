@@ -12,6 +12,7 @@ from sparkjax.kernels.linear import linear, panels, reference, triton, tuning
 from sparkjax.kernels.linear.planes import planes_of, spec_of
 from sparkjax.kernels.linear.tile import Tile
 from sparkjax.mesh.context import Context
+from sparkjax.weights import formats
 
 TOLERANCE = 2e-3
 """Of a result that is rounded to bfloat16 once."""
@@ -69,6 +70,29 @@ def test_what_decides_bits_does_not_depend_on_rows(rows):
         spec = spec_of(weights.weight(kind, (), 64, 1024))
         one, many = tuning.tile_for(spec, 1), tuning.tile_for(spec, rows)
         assert (one.words, one.splits) == (many.words, many.splits)
+
+
+def tiles(spec):
+    """Every tile that a weight may be read in."""
+    decode = [tuning.tile_for(spec, rows) for rows in (1, 64)]
+    experts = [t for n in (8, 100) for t in tuning.expert_tiles(spec, spec, n, 2, 8)]
+    return [*decode, *experts, *tuning.many(spec)]
+
+
+@pytest.mark.parametrize("k", [16, 48, 96, 176, 576, 1152, 5120])
+def test_sizes_are_powers_of_two_and_within_a_block_scale(k):
+    for kind in ("bf16", "fp8 channel", "fp8 block", "int4", "gptq v1"):
+        spec = spec_of(weights.weight(kind, (), 24, k))
+        for tile in tiles(spec):
+            for size in (tile.outputs, tile.words, tile.rows):
+                assert size & (size - 1) == 0 and size >= 8
+        if spec.step < spec.words:
+            assert all(spec.step % tile.words == 0 for tile in tiles(spec)[:-1])
+
+
+def test_a_stack_of_several_formats_is_left_to_the_reference():
+    members = [np.zeros((8, 32), np.float32), jax.tree.map(np.asarray, weights.weight("int8", (), 8, 32))]
+    assert "no kernel for Mixed" in spec_of(formats.stack(members, (2,)))
 
 
 @pytest.mark.gpu

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ...weights.formats.base import QuantizedTensor
 from ...weights.formats.fp4 import Fp4Tensor
 from ...weights.formats.gptq import GptqTensor
 from ...weights.formats.packed import PackedTensor
@@ -102,8 +103,10 @@ class Planes:
 
 def spec_of(w: Any) -> Spec | str:
     """The Spec of a weight, or why the kernels cannot take it."""
-    if not hasattr(w, "shares"):
+    if not isinstance(w, QuantizedTensor):
         return _dense(w)
+    if not isinstance(w, (Fp4Tensor, ScaledTensor, PackedTensor, GptqTensor)):
+        return f"no kernel for {type(w).__name__}"
     if w.shares != (1, 1):
         return "a weight of several ranks' shares"
     if w.cols % 16:
@@ -116,14 +119,12 @@ def spec_of(w: Any) -> Spec | str:
         if w.zero is not None or w.groups is not None:
             return "packed integers with zero points or an order of groups"
         return _integers(w, w.width)
-    if isinstance(w, GptqTensor):
-        if w.planar or w.groups is not None or w.width != 4 or w.rows % 8:
-            return "GPTQ in planes, with an order of groups, or of other than 4 bits"
-        found = _integers(w, w.width)
-        if isinstance(found, str):
-            return found
-        return dataclasses.replace(found, zero=True, minus_one=w.minus_one)
-    return f"no kernel for {type(w).__name__}"
+    if w.planar or w.groups is not None or w.width != 4 or w.rows % 8:
+        return "GPTQ in planes, with an order of groups, or of other than 4 bits"
+    found = _integers(w, w.width)
+    if isinstance(found, str):
+        return found
+    return dataclasses.replace(found, zero=True, minus_one=w.minus_one)
 
 
 def _dense(w: Any) -> Spec | str:
@@ -175,7 +176,7 @@ def _blocked(spec: Spec) -> Spec | str:
 
 def planes_of(w: Any) -> Planes:
     """The Planes of a weight that has a Spec."""
-    if not hasattr(w, "shares"):
+    if not isinstance(w, QuantizedTensor):
         return Planes(_members(w))
     if isinstance(w, Fp4Tensor):
         whole = None if w.whole is None else w.whole.reshape(-1)

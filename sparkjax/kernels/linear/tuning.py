@@ -99,7 +99,9 @@ def _rows(tile: Tile, spec: Spec, rows: int, weights: int = 1) -> Tile:
 
 def _fitted(tile: Tile, spec: Spec) -> Tile:
     """The tile with no more words than a block scale covers, and fit for group scales."""
-    words = min(tile.words, spec.step, max(16, _power(spec.words)))
+    # Sizes must be powers of two, and a tile must not cross into another block's scale.
+    step = spec.step & -spec.step if spec.step < spec.words else _power(spec.words)
+    words = min(tile.words, max(16, step))
     if spec.group:
         words = max(words, 4 * spec.group)
     return dataclasses.replace(tile, words=words)
