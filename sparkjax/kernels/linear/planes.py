@@ -187,6 +187,7 @@ def planes_of(w: Any) -> Planes:
         return Planes(_words(w.weight), block_scale=_members(w.scale))
     if isinstance(w, GptqTensor):
         return Planes(_words(w.packed), block_scale=_members(w.scale), zero=_members(w.zero))
+    assert isinstance(w, PackedTensor)
     return Planes(_words(w.packed), block_scale=_members(w.scale))
 
 
