@@ -26,10 +26,7 @@ CACHE = Path(__file__).resolve().parents[2] / ".cache" / "xla-ranks"
 
 def settings(job: dict, model: str, rank: int | None) -> configuration.Config:
     peers = job["peers"]
-    sets = [
-        f"model.path={model}", "engine.slots=3", "engine.context=96", "engine.kv_tokens=512",
-        f"engine.compilation_cache={CACHE}", "engine.tiles=[64]",
-    ]  # fmt: skip
+    sets = [f"model.path={model}", f"engine.compilation_cache={CACHE}", *job["sets"]]
     if peers:
         sets += [
             f"mesh.peers={','.join(peers)}", f"mesh.tensor_parallel={len(peers)}",

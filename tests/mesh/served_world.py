@@ -19,6 +19,9 @@ import httpx
 TESTS = Path(__file__).resolve().parent.parent
 CACHE = TESTS.parent / ".cache" / "xla-ranks"
 START_SECONDS = 400
+SIZES = ["engine.slots=4", "engine.context=512", "engine.kv_tokens=4096", "engine.tiles=[64]"]
+"""Tests that use the same share compiled programs."""
+QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
 
 
 def free_ports(count: int) -> list[int]:
@@ -52,8 +55,8 @@ class Served:
 
     def settings(self) -> list[str]:
         return [
-            f"model.path={self.model}", f"http.port={self.http}", "engine.context=512",
-            "engine.tiles=[64]", "engine.kv_tokens=4096", f"engine.compilation_cache={CACHE}",
+            f"model.path={self.model}", f"http.port={self.http}", *SIZES,
+            f"engine.compilation_cache={CACHE}",
             f"engine.journal={self.folder}/journal", "http.drain_seconds=20",
             f"mesh.peers={','.join(self.peers)}", f"mesh.tensor_parallel={self.ranks}",
             f"mesh.transport={self.transport}",
@@ -67,7 +70,7 @@ class Served:
             **os.environ,
             "PYTHONPATH": str(TESTS.parent),
             "JAX_PLATFORMS": "cpu",
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+            **QUICK,
         }
         with self.log(rank).open("a") as log:
             process = self.processes[rank] = subprocess.Popen(

@@ -140,7 +140,7 @@ def test_a_rank_that_is_told_to_stop_ends_the_world_in_order(tmp_path: Path, ran
 
 
 DIFFERENT = {
-    "config engine.slots": ["engine.slots=4"],
+    "config engine.slots": ["engine.slots=5"],
     "config engine.tiles": ["engine.tiles=[16]"],
     "config kernels.linear": ["kernels.linear=reference"],
     "config model.dtype": ["model.dtype=bfloat16"],
@@ -189,7 +189,7 @@ def test_two_hundred_requests_with_cancels_and_disconnects(tmp_path: Path):
     """Both ranks do the same to the last operation, nothing is compiled, and whoever stayed to the
     end got what is answered alone."""
     rng = random.Random(17)
-    with served(tmp_path, 2, "shm", "engine.slots=4") as world:
+    with served(tmp_path, 2) as world:
         prompts = [f"{word} {n}" for n in range(10) for word in ("hello", "once upon a time")]
 
         def alone(prompt: str) -> str:

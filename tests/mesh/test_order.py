@@ -19,7 +19,7 @@ from sparkjax.mesh.transports.shm import Shm
 from sparkjax.model import Model
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
-BY_DEFAULT = ("llama", "glm5_next")
+BY_DEFAULT = ("llama",)
 
 
 @pytest.fixture(autouse=True)

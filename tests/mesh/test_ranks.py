@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from served_world import QUICK, SIZES, free_ports
 
 HERE = Path(__file__).resolve().parent
 GOLDEN = HERE.parent / "golden"
+SMALL = ["engine.slots=3", "engine.context=96", "engine.kv_tokens=512", "engine.tiles=[64]"]
 FAMILIES = sorted(p.name for p in GOLDEN.iterdir() if (p / "config.json").exists())
 MARGIN = 2e-4
 """Sums over ranks round differently from one process's: log-probabilities may be off by so much, and
 so may the choice between two tokens that are this close."""
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 def compute(
@@ -39,13 +32,13 @@ def compute(
         "transport": transport,
         "requests": requests,
         "out": str(folder),
+        "sets": SIZES if families == ["llama"] else SMALL,
     }
     (folder / "job.json").write_text(json.dumps(job))
     environ = {
         **os.environ,
         "PYTHONPATH": str(HERE.parent.parent),
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        "JAX_DEFAULT_MATMUL_PRECISION": "highest",
+        **QUICK,
     }
     processes = []
     for rank in range(ranks):

@@ -79,6 +79,7 @@ def test_a_rank_that_stands_still_is_named_and_nobody_waits_for_ever():
         processes[1].kill()
 
 
+@pytest.mark.slow
 def test_calls_that_do_not_match_are_named_on_all_ranks():
     said = [p.communicate(timeout=60)[0] for p in started(2, "kind")]
     assert said[0] == said[1]
