@@ -243,7 +243,7 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     parallel: Annotated[
         int, Meta(ge=1, le=64, description="reads of checkpoint files at a time")
-    ] = 8
+    ] = 16
     direct: Annotated[
         bool | None,
         Meta(description="read past the page cache; null does so from 1 GiB on"),

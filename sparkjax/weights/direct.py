@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import ctypes
 import errno
+import functools
 import math
 import mmap
 import os
@@ -27,8 +29,8 @@ from .errors import CheckpointError
 
 PAGE = 4096
 """Alignment of direct reads and writes, in bytes: what file systems and disks accept."""
-CHUNK = 8 << 20
-"""Most bytes of one read."""
+CHUNK = (4 << 20) - 2 * PAGE
+"""Most bytes of one read: with the rest of the pages at both ends, two large pages."""
 LONG = 256 << 10
 """Runs of at least so many bytes are read by themselves; shorter ones together with the gaps
 between them, since a seek costs more than that."""
@@ -36,6 +38,8 @@ LARGE = 2 << 20
 """Bytes of a large page: a read into such memory reaches the disk in fewer requests."""
 DIRECT = getattr(os, "O_DIRECT", 0)
 HUGE = getattr(mmap, "MADV_HUGEPAGE", None)
+POPULATE = 23
+"""MADV_POPULATE_WRITE of Linux 5.14, which Python has no name for."""
 
 Job = tuple[np.ndarray, np.ndarray]
 """(target, view of a mapped file), of equal shape."""
@@ -57,7 +61,7 @@ def pages(nbytes: int, *, reused: bool = False) -> np.ndarray:
     Args:
       reused: whether it is filled again and again: then in large pages, where the system has them.
         Memory that is filled once is not: a virtual machine's host may have to find each large page
-        anew (measured here: ten times the time that small ones take).
+        anew (on one, 4.6 GB took 15 s of system time in large pages, 3 to 9 s in small ones).
     """
     # Only a whole number of large pages is placed where they fit.
     size = nbytes + -nbytes % LARGE if reused else up(nbytes)
@@ -167,7 +171,7 @@ class Reader:
         self,
         files: Iterable[tuple[Path, np.ndarray]],
         *,
-        parallel: int = 8,
+        parallel: int = 16,
         direct: bool = True,
         advance: Callable[[int], None] = lambda nbytes: None,
     ):
@@ -246,9 +250,10 @@ class Reader:
             raise CheckpointError(f"{source.path}: {error}") from None
         except OSError as error:
             raise CheckpointError(f"{source.path}: cannot be read: {error.strerror}") from None
-        if not direct:
+        if not direct and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, first, last - first, os.POSIX_FADV_DONTNEED)
         here = np.ndarray(view.shape, view.dtype, buffer.data, begin - first, view.strides)
+        populate(target)
         copy(target, here)
         with self._lock:
             self.read += up(last) - first
@@ -271,6 +276,22 @@ class Reader:
                         f"{source.path}: cannot be read: {error.strerror}"
                     ) from None
             return self._open[source.base]
+
+
+def populate(target: np.ndarray) -> None:
+    """Asks for the pages of fresh memory at once, which takes less than touching one by one; where
+    that is not possible nothing is lost."""
+    if target.nbytes < 1 << 20 or not target.flags.c_contiguous:
+        return
+    begin, end = up(target.ctypes.data), down(target.ctypes.data + target.nbytes)
+    _madvise()(begin, end - begin, POPULATE)
+
+
+@functools.cache
+def _madvise() -> Callable[[int, int, int], int]:
+    function = ctypes.CDLL(None).madvise
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return function
 
 
 def copy(target: np.ndarray, source: np.ndarray) -> None:

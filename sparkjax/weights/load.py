@@ -45,7 +45,7 @@ class Reading:
       direct: past the page cache; None decides by size.
     """
 
-    parallel: int = 8
+    parallel: int = 16
     direct: bool | None = None
 
 
