@@ -199,6 +199,8 @@ def _open_files(path: Path) -> tuple[list[SafetensorsFile], Mapping[str, Safeten
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: weight_map is missing")
+    left_out = _left_out(path)
+    weight_map = {name: shard for name, shard in weight_map.items() if shard not in left_out}
     files: dict[str, SafetensorsFile] = {}
     where: dict[str, SafetensorsFile] = {}
     missing = sorted(
@@ -218,6 +220,18 @@ def _open_files(path: Path) -> tuple[list[SafetensorsFile], Mapping[str, Safeten
             raise CheckpointError(f"{path / shard}: tensor {name!r} is missing")
         where[name] = files[shard]
     return list(files.values()), where
+
+
+def _left_out(path: Path) -> frozenset[str]:
+    """Files that `sparkjax pull` left out, since none of their tensors is ever read."""
+    from ..fetch.errors import FetchError
+    from ..fetch.store import read_record
+
+    try:
+        record = read_record(path)
+    except FetchError as error:
+        raise CheckpointError(str(error)) from None
+    return frozenset(record.left_out if record is not None else ())
 
 
 def _plain(name: Any) -> bool:

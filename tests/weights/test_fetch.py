@@ -15,6 +15,7 @@ import httpx
 import numpy as np
 import pytest
 from hub_server import COMMIT, Running, publish
+from safetensors.numpy import save
 from typer.testing import CliRunner
 
 from sparkjax import config
@@ -27,6 +28,7 @@ from sparkjax.fetch.pull import pull
 from sparkjax.fetch.source import Source, named, parse
 from sparkjax.fetch.store import PART, RECORD, Store
 from sparkjax.weights.checkpoint import open_checkpoint
+from sparkjax.weights.errors import CheckpointError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "qwen3"
 REPO = "org/tiny"
@@ -335,6 +337,25 @@ def test_weights_that_are_never_read_are_left_out_for_a_rank(tmp_path, here):
         assert store.read_record(got.path).left_out == ["b.safetensors"]
         assert set(contents(fetch(hub, here).path)) == set(files) - {"c.safetensors"}
         assert store.read_record(got.path).left_out == []
+
+
+def test_a_share_without_the_vision_tower_loads(tmp_path, here):
+    """The golden checkpoint in two files, one of which nobody reads."""
+    whole = open_checkpoint(GOLDEN.parent / "qwen3_5")
+    parts = {"a.safetensors": {}, "b.safetensors": {}}
+    for name in sorted(whole.names):
+        parts["b.safetensors" if "visual" in name else "a.safetensors"][name] = whole.read(name)
+    weight_map = {name: file for file, tensors in parts.items() for name in tensors}
+    files = {file: save(tensors) for file, tensors in parts.items()}
+    files["config.json"] = (GOLDEN.parent / "qwen3_5" / "config.json").read_bytes()
+    files[select.INDEX] = json.dumps({"weight_map": weight_map}).encode()
+    with Running(publish(tmp_path / "there", REPO, files))() as hub:
+        path = fetch(hub, here, needed=True).path
+    assert not (path / "b.safetensors").exists() and parts["b.safetensors"]
+    assert open_checkpoint(path).names == set(parts["a.safetensors"])
+    (path / RECORD).write_text("{")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        open_checkpoint(path)
 
 
 def test_the_verb(hub, here, monkeypatch):
