@@ -561,3 +561,23 @@ def test_streams_are_those_of_a_production_server(make_api, case):
     fields = {"id", "object", "created", "model", "system_fingerprint", "choices", "usage"}
     assert all(fields <= set(chunk) for chunk in stream.chunks)
     assert all(set(c) == {"index", "delta", "logprobs", "finish_reason"} for c in ours)
+
+
+def test_T20_a_stop_string_inside_reasoning_ends_the_answer_alike(make):
+    """Stop strings are looked for in all that is generated, tags and calls included."""
+    for text, stop, shown in (
+        ("alpha STOP beta\n</think>\n\nok", "STOP", ("alpha ", "")),
+        (THOUGHT + "alpha STOP beta", "STOP", ("I need the weather.", "alpha ")),
+        (THOUGHT + "ok", "think>", ("I need the weather.\n</", "")),
+        (THOUGHT + CALL, '"Oslo', ("I need the weather.", "")),
+    ):
+        api = make(text)
+        message = api.chat(stop=stop, tools=TOOLS).json()["choices"][0]["message"]
+        stream = api.stream_chat(stop=stop, tools=TOOLS)
+        reasoning = "".join(c["delta"].get("reasoning_content", "") for c in stream.choices())
+        assert stream.finish() == "stop" and (reasoning, stream.text()) == (
+            message.get("reasoning_content", ""), message["content"],
+        )  # fmt: skip
+        assert reasoning == shown[0]
+        if stop != '"Oslo':  # a call that broke off is text again
+            assert stream.text() == shown[1]
