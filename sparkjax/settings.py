@@ -121,7 +121,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="tokens of an answer that names no limit; null is the rest of the context"),
     ] = None
     journal: Annotated[
-        str | None, Meta(description="file of the decisions, written when the engine fails")
+        str | None,
+        Meta(description="file that each decision is appended to before it is applied (of several "
+             "ranks FILE.rankN); null keeps none"),
     ] = None
     compilation_cache: Annotated[
         str | None, Meta(description="directory of compiled programs; null keeps none")
