@@ -98,7 +98,7 @@ class Answer:
         one_call: bool = False,
         budget: int | None = None,
     ):
-        self._budget = budget
+        self._budget, self._injected = budget, False
         self.over_budget = False
         self.generated: list[int] = []
         self._tokenizer, self._stop_ids = tokenizer, frozenset(stop_ids)
@@ -126,7 +126,8 @@ class Answer:
         """Takes an event; returns what became certain with it, or None if nothing did."""
         if self.finish is not None or self.over_budget:
             return None
-        self.cached = max(self.cached, event.cached)
+        if not self._injected:  # later it is about more than the client's prompt
+            self.cached = max(self.cached, event.cached)
         if event.finish == "error" or event.error is not None:
             self.finish, self.error = "error", event.error or "unknown error"
             return None
@@ -174,7 +175,7 @@ class Answer:
     def inject(self, tokens: Iterable[int]) -> None:
         """Text that the server puts in the model's mouth, to end its reasoning. It counts as no
         token of the answer, and no stop string is looked for in it."""
-        self.over_budget, self._budget = False, None
+        self.over_budget, self._budget, self._injected = False, None, True
         self._release(self._matcher.flush())
         for token in tokens:
             text = self._detokenizer.push((token,))

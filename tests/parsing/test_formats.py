@@ -124,3 +124,9 @@ def test_undeclared_arguments_are_strings():
         "string"
     }
     assert property_types({}, "a") == {"string"}
+
+
+def test_schemas_that_multiply_are_read_in_few_steps():
+    """Sixty references to two of the next one each: 2^60 paths."""
+    defs = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(60)}
+    assert types_of({"$ref": "#/$defs/d0"}, {"$defs": defs}) == types_of({}, {})

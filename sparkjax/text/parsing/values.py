@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .json_text import quoted
 
 TYPES = frozenset(["string", "integer", "number", "boolean", "null", "array", "object"])
+MOST_STEPS = 1000
+"""Schemas that are looked at for the types of one argument."""
 _PYTHON = {"True": True, "False": False, "None": None}
 
 
@@ -21,45 +23,62 @@ def property_types(parameters: Mapping[str, Any], key: str) -> frozenset[str]:
     return types_of(properties[key], parameters)
 
 
-def types_of(
-    schema: Any, root: Mapping[str, Any], seen: frozenset[str] = frozenset()
-) -> frozenset[str]:
+def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
     """The JSON types that a schema allows, as far as `type`, `enum`, `const`, `$ref`, `anyOf`,
-    `oneOf` and `allOf` say. All types where they say nothing."""
-    if not isinstance(schema, Mapping) or len(seen) > 32:
-        return TYPES
-    found = TYPES
-    reference = schema.get("$ref")
-    if isinstance(reference, str):
-        if reference in seen:
+    `oneOf` and `allOf` say. All types where they say nothing, or too much to read."""
+    return _Types(root).of(schema, frozenset())
+
+
+class _Types:
+    """One reading of a schema: references may multiply, so its steps are counted."""
+
+    def __init__(self, root: Mapping[str, Any]):
+        self._root, self._left = root, MOST_STEPS
+
+    def of(self, schema: Any, seen: frozenset[str]) -> frozenset[str]:
+        self._left -= 1
+        if not isinstance(schema, Mapping) or self._left < 0:
             return TYPES
-        found &= types_of(lookup(root, reference), root, seen | {reference})
-    declared = schema.get("type")
-    if declared is not None:
-        names = [declared] if isinstance(declared, str) else declared
-        known = (
-            frozenset(n for n in names if isinstance(n, str)) if isinstance(names, list) else TYPES
-        )
-        if "number" in known:
-            known |= {"integer"}
-        if schema.get("nullable") is True:
-            known |= {"null"}
-        found &= known & TYPES or TYPES
-    elif "properties" in schema:
-        found &= {"object"}
-    elif "items" in schema:
-        found &= {"array"}
-    if isinstance(schema.get("enum"), list):
-        found &= frozenset().union(*(types_in(v) for v in schema["enum"])) or TYPES
-    if "const" in schema:
-        found &= types_in(schema["const"])
-    for word in ("anyOf", "oneOf"):
-        if isinstance(schema.get(word), list) and schema[word]:
-            found &= frozenset().union(*(types_of(s, root, seen) for s in schema[word]))
-    if isinstance(schema.get("allOf"), list):
-        for each in schema["allOf"]:
-            found &= types_of(each, root, seen)
-    return found or TYPES
+        found = TYPES
+        reference = schema.get("$ref")
+        if isinstance(reference, str):
+            if reference in seen:
+                return TYPES
+            found &= self.of(lookup(self._root, reference), seen | {reference})
+        if schema.get("type") is not None:
+            found &= _declared(schema)
+        elif "properties" in schema:
+            found &= {"object"}
+        elif "items" in schema:
+            found &= {"array"}
+        if isinstance(schema.get("enum"), list):
+            found &= _all(types_in(value) for value in schema["enum"])
+        if "const" in schema:
+            found &= types_in(schema["const"])
+        for word in ("anyOf", "oneOf"):
+            if isinstance(schema.get(word), list):
+                found &= _all(self.of(each, seen) for each in schema[word])
+        if isinstance(schema.get("allOf"), list):
+            for each in schema["allOf"]:
+                found &= self.of(each, seen)
+        return found or TYPES
+
+
+def _declared(schema: Mapping[str, Any]) -> frozenset[str]:
+    declared = schema["type"]
+    names = [declared] if isinstance(declared, str) else declared
+    if not isinstance(names, list):
+        return TYPES
+    known = frozenset(name for name in names if isinstance(name, str)) & TYPES
+    if "number" in known:
+        known |= {"integer"}
+    if schema.get("nullable") is True:
+        known |= {"null"}
+    return known or TYPES
+
+
+def _all(several: Iterable[frozenset[str]]) -> frozenset[str]:
+    return frozenset().union(*several) or TYPES
 
 
 def resolve(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
