@@ -138,6 +138,8 @@ def load_params(
     if ranks > 1 and rank is None and mesh is None:
         raise ValueError(f"{ranks} ranks need a mesh, or the rank whose share is loaded")
     places = _places(mesh, rank)
+    # Without files nothing would say when an image is out of date.
+    images = images if checkpoint.files else None
     files = list(checkpoint.files)
     facts = {**(facts or {}), "twelve_bits": twelve_bits}
     keys = {r: image.key_of(checkpoint, tree, ranks, r, facts) for r in places if images}
@@ -167,9 +169,7 @@ def load_params(
     past = total >= DIRECT_FROM if reading.direct is None else reading.direct
     advance = _counted(progress, total)
     started = time.monotonic()
-    with Reader(
-        files, parallel=reading.parallel, direct=past, advance=advance
-    ) as reader:
+    with Reader(files, parallel=reading.parallel, direct=past, advance=advance) as reader:
         for some in _together(reads, places, expanded):
             leaves = [plans[r].pop(path) for r, path in some]
             r, path = some[0]
@@ -239,7 +239,7 @@ def summary(
 def _places(mesh: Mesh | None, rank: int | None) -> dict[int, Any]:
     """The device of every rank that this process holds."""
     if mesh is None:
-        return {rank or 0: jax.devices()[0]}
+        return {rank or 0: jax.local_devices()[0]}
     here = jax.process_index()
     return {r: d for r, d in enumerate(mesh.devices.flat) if d.process_index == here}
 
