@@ -107,7 +107,7 @@ def thinking_fields(served: ServedModel) -> Schema:
         name: nullable({"type": ["string", "number", "boolean"]})
         for name in sorted(served.template_names - switches.keys() - {"reasoning_effort"})
     }
-    named = switches | more | {"reasoning_effort": nullable(effort)}
+    named = switches | more | {"reasoning_effort": nullable({"anyOf": [effort, {"type": "integer"}]})}
     kwargs = {"type": "object", "properties": named, "additionalProperties": False}
     kinds = {"enum": ["enabled", "disabled", "adaptive", "auto"]}
     thinking = {"anyOf": [FLAG, record({"type": kinds, "budget_tokens": budget}, ["type"])]}

@@ -64,7 +64,7 @@ def _paths(served: ServedModel) -> Schema:
         "/detokenize": {"post": operation("The text of token ids", "DetokenizeRequest", "Text", GENERATION)},
         "/health": {"get": operation("Liveness; needs no key", None, "Status", (503,), failed="Status")
                     | {"security": [{}], "parameters": [
-                        {"name": "deep", "in": "query", "schema": {"type": "string", "enum": ["1"]},
+                        {"name": "deep", "in": "query", "schema": {"type": "string"}, "example": "1",
                          "description": "Compare the weights on the devices with what was read"}]}},
         "/ready": {"get": operation("Readiness", None, "Status", PLAIN, failed="Status")},
         "/metrics": {"get": _metrics()},
@@ -173,9 +173,9 @@ def _structured() -> Schema:
         "guided_grammar": text | {"description": "in Lark's notation, or in GBNF"},
         "structured_outputs": {
             "type": "object",
-            "properties": {"json": any_schema, "regex": text, "choice": choice, "grammar": text,
-                           "json_object": {"const": True}},
-            "minProperties": 1, "maxProperties": 1,
+            "properties": {"json": nullable(any_schema), "regex": nullable(text), "choice": nullable(choice),
+                           "grammar": nullable(text), "json_object": nullable({"const": True})},
+            "minProperties": 1, "description": "one of them",
         },
         "grammar": text | {"description": "as guided_grammar"},
         "json_schema": any_schema | {"description": "as guided_json"},

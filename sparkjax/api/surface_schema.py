@@ -39,7 +39,7 @@ def paths() -> Schema:
             "post": operation("Answer a conversation, kept for a next turn", "ResponsesRequest", "Response", GENERATION, EVENTS)
         },
         "/v1/responses/input_tokens": {
-            "post": operation("Tokens of a response's prompt", "ResponsesRequest", "InputTokens", GENERATION)
+            "post": operation("Tokens of a response's prompt", "InputTokensRequest", "InputTokens", GENERATION)
         },
         "/v1/responses/{id}": {
             "get": operation("A kept response", None, "Response", one, EVENTS) | id,
@@ -95,6 +95,13 @@ def schemas(served: ServedModel) -> Schema:
              "parallel_tool_calls": flag, "store": flag, "background": flag, "stream": flag},
             ["model", "input"],
             {"model": served.id, "input": "Name three primary colors.", "max_output_tokens": 64},
+        ),
+        "InputTokensRequest": record(
+            {"model": model(served), "input": {"anyOf": [text, items]}, "instructions": nullable(text),
+             "previous_response_id": nullable({"type": "string", "maxLength": 64}),
+             "tools": nullable(items), "tool_choice": {}, "reasoning": {}},
+            ["model", "input"],
+            {"model": served.id, "input": "Name three primary colors."},
         ),
         "Response": record(
             {"id": text, "object": {"const": "response"}, "created_at": count,
