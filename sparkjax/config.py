@@ -218,6 +218,11 @@ def _from_file(path: Path, problems: list[str]) -> dict[str, _Value]:
     return found
 
 
+def child_environment(**more: str) -> dict[str, str]:
+    """The environment of a process that this one starts: without settings, with `more`."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)} | more
+
+
 def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[str, _Value]:
     found = {}
     for name in sorted(environ):

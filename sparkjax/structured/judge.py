@@ -23,6 +23,8 @@ from typing import Any
 
 import msgspec
 
+from sparkjax.config import child_environment
+
 from . import worker
 from .matcher import GrammarError
 from .schema import SchemaError
@@ -49,8 +51,7 @@ class _Worker:
     """One process. Used by one thread at a time."""
 
     def __init__(self, vocabulary: Vocabulary):
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("SPARKJAX_")}
-        environment |= {"OPENBLAS_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
+        environment = child_environment(OPENBLAS_NUM_THREADS="1", RAYON_NUM_THREADS="1")
         environment["PYTHONPATH"] = os.pathsep.join(
             [str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")]
         )
