@@ -68,6 +68,7 @@ def schema(seed: int) -> dict[str, Any]:
         other = _object(rng, 1)
         return {"anyOf": [made, other]}
     elif kind == 2:
+        made.pop("additionalProperties", None)  # it would leave no room for the other part
         extra = {"properties": {"added": _leaf(rng)}, "required": ["added"]}
         return {
             "$defs": {"base": made},
