@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
+import jsonschema
 import pytest
+import schemas
 from walks import answer, follows, text
 
 from sparkjax.structured.schema import FORMATS, SchemaError, normalise
@@ -154,3 +156,11 @@ def test_T30_white_space_is_bounded_and_escapes_are_valid():
 def test_formats_write_something(name: str):
     value = json.loads(text(answer(grammar({"type": "string", "format": name}, True), 1)))
     assert isinstance(value, str) and value
+
+
+def test_random_answers_to_generated_schemas_are_valid():
+    """Judged by another implementation of JSON Schema."""
+    for seed in range(40):
+        schema = schemas.schema(seed)
+        written = text(answer(grammar(schema, True), seed))
+        jsonschema.Draft202012Validator(schema).validate(json.loads(written))
