@@ -89,9 +89,14 @@ class Child:
 
     def state(self) -> dict[str, Any]:
         """For people and programs."""
-        what = "running" if self.running else "stopped" if not self.wanted else "restarting"
-        if self.wanted and self.failures >= MOST_FAILURES:
+        if self.running:
+            what = "running"
+        elif not self.wanted:
+            what = "stopped"
+        elif self.failures >= MOST_FAILURES:
             what = "failed"
+        else:
+            what = "restarting" if self.failures else "starting"
         return {
             "rank": self.rank,
             "state": what,

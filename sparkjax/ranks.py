@@ -33,6 +33,8 @@ BOOT_PATIENCE = 3600.0
 """Seconds that a collective waits while programs compile: a rank that dies ends the wait anyway."""
 PATIENCE = 30.0
 """Seconds that a collective waits while serving, for a rank that lives but stands still."""
+TOGETHER = 0.5
+"""Seconds in which all ranks that are told to stop together hear of it."""
 LAST_WORDS = 1.0
 """Seconds in which the world may say which rank failed, after a collective did."""
 
@@ -275,14 +277,29 @@ def _serve(config: Config, session: Session, model: Any, engine: Any, sock: Any)
     from .serve import serve_engine
 
     world = session.world
-    served, service = serve_engine(config, model, engine, explain=session.explain)
+    served, service = serve_engine(
+        config, model, engine, explain=session.explain, ranks=session.world.states
+    )
 
     def failed(reason: str) -> None:
         session._failed(reason)
         service.fail(reason)
 
     world.on_failure = failed
-    world.on_leave = lambda reason: os.kill(os.getpid(), signal.SIGTERM)
+    asked = threading.Event()
+
+    def stop() -> None:
+        if service.state == "ready":  # a second signal would end this rank at once
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def leaving(reason: str) -> None:
+        log.info("%s", reason)
+        if not asked.is_set():
+            asked.set()
+            # Whoever stops all ranks has most likely told this one, too.
+            threading.Timer(TOGETHER, stop).start()
+
+    world.on_leave = leaving
     if world.failure is not None:
         service.fail(world.failure)
     code = serve_forever(served, service, config, sock)

@@ -130,11 +130,12 @@ def test_a_rank_is_lost_while_the_world_starts(tmp_path: Path, rank: int, number
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_is_told_to_stop_ends_the_world_in_order(tmp_path: Path, rank: int):
+@pytest.mark.parametrize("told", [(0,), (1,), (0, 1), (1, 0)])
+def test_ranks_that_are_told_to_stop_end_the_world_in_order(tmp_path: Path, told: tuple[int, ...]):
     with served(tmp_path, 2) as world, world.stream("hello", 200) as events:
         next(events)
-        world.processes[rank].send_signal(signal.SIGTERM)
+        for rank in told:
+            world.processes[rank].send_signal(signal.SIGTERM)
         assert [e for e in events if "error" in e] == []
         assert world.codes() == {0: 0, 1: 0}, world.logs()
 
