@@ -65,6 +65,9 @@ class EngineService(Protocol):
     def heartbeat(self) -> float:
         """Seconds since the engine last made progress, 0 while it has nothing to do."""
 
+    def ranks(self) -> list[tuple[int, str, str, int, float]]:
+        """(rank, name, stage, records applied, seconds since it was heard) of every rank."""
+
     def gauges(self) -> Gauges:
         """See Gauges."""
 

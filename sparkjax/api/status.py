@@ -53,5 +53,8 @@ def status(front: Front) -> dict[str, Any]:
             "count": totals["time_to_first_token_seconds_count"],
         },
         "compilations": engine.compilations,
-        "ranks": [{"rank": 0, "state": engine.state, "silent_seconds": engine.heartbeat()}],
+        "ranks": [
+            {"rank": rank, "name": name, "state": stage, "ticks": ticks, "silent_seconds": silent}
+            for rank, name, stage, ticks, silent in engine.ranks()
+        ],
     }

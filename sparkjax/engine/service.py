@@ -53,8 +53,9 @@ class EngineService:
         self,
         engine: Engine,
         explain: Callable[[Exception], str] = lambda error: f"{type(error).__name__}: {error}",
+        ranks: Callable[[], list[tuple[int, str, str, int, float]]] | None = None,
     ):
-        self._engine, self._explain = engine, explain
+        self._engine, self._explain, self._ranks = engine, explain, ranks
         self._callbacks: dict[int, Callback] = {}
         self._inbox = _Inbox()
         self._taken = 0  # submissions in the tick that runs
@@ -161,6 +162,12 @@ class EngineService:
     def compilations(self) -> int:
         """Programs compiled since the engine was warm: anything above 0 is a bug."""
         return compiles.count() - self._compiled
+
+    def ranks(self) -> list[tuple[int, str, str, int, float]]:
+        """(rank, name, stage, records applied, seconds since it was heard) of every rank."""
+        if self._ranks is not None:
+            return self._ranks()
+        return [(0, "rank 0", self.state, self.ticks, self.heartbeat())]
 
     @property
     def open_requests(self) -> int:

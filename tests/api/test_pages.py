@@ -56,6 +56,11 @@ def test_status_counts_what_happened(make_api):
     assert after["first_token"]["count"] == 1 and after["first_token"]["seconds"] > 0
     assert after["time"] >= before["time"] and after["started"] == before["started"]
     assert after["kv"]["pages_total"] == fake_engine.LIMITS.pages
+    assert [(each["rank"], each["state"]) for each in after["ranks"]] == [(0, "ready")]
+    api.engine._ranks = lambda: [(0, "rank 0", "ready", 7, 0.0), (1, "spark-2", "ready", 7, 0.5)]
+    assert api.get("/status").json()["ranks"][1] == {
+        "rank": 1, "name": "spark-2", "state": "ready", "ticks": 7, "silent_seconds": 0.5,
+    }  # fmt: skip
     api.engine.fail("the device is lost")
     failed = api.get("/status").json()
     assert failed["state"] == "failed" and failed["failure"] == "the device is lost"
