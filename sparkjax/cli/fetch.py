@@ -18,12 +18,15 @@ def pull(
 ) -> Any:
     """Fetches; arguments as of the verb. Returns a `sparkjax.fetch.pull.Pulled`."""
     from sparkjax.fetch import hub
+    from sparkjax.fetch.errors import FetchError
     from sparkjax.fetch.pull import pull as fetch
     from sparkjax.fetch.source import named
     from sparkjax.fetch.store import Store
 
     from .client import read_key
 
+    if share_of is not None and share_of[0] >= share_of[1]:
+        raise FetchError(f"--rank is {share_of[0]}; allowed: below --ranks, which is {share_of[1]}")
     source = named(name)
     if revision is not None:
         source = dataclasses.replace(source, revision=revision)

@@ -150,13 +150,6 @@ class Store:
             )
         return folder
 
-    def records(self) -> Iterator[tuple[Path, Record]]:
-        """Every folder of the store that has a record."""
-        for path in sorted(self.folder.glob(f"*--*/*/{RECORD}")):
-            record = read_record(path.parent)
-            if record is not None and path.parent == self.commit(record.repository, record.commit):
-                yield path.parent, record
-
 
 def read_record(folder: Path) -> Record | None:
     """The record of a pulled folder; None where there is none.

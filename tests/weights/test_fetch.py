@@ -369,6 +369,8 @@ def test_the_verb(hub, here, monkeypatch):
     assert checked.exit_code == 0 and "all hashes right" in checked.stdout
     assert run(app, ["pull", "org/none", "--from", host, "--folder", folder]).exit_code == 1
     assert run(app, ["pull"]).exit_code == 1
+    wrong = run(app, ["pull", REPO, "--rank", "2", "--ranks", "2", "--folder", folder])
+    assert wrong.exit_code == 1 and "--rank is 2; allowed: below --ranks, which is 2" in wrong.output
 
 
 # --- Killed at random moments --------------------------------------------------------------------
