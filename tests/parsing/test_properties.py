@@ -52,7 +52,7 @@ def mutated(draw, name: str) -> str:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=80)
 @given(data=st.data())
 def test_any_cutting_of_any_text_folds_to_the_same_message(name, data):
     text = data.draw(mutated(name))
@@ -71,7 +71,7 @@ def test_any_cutting_of_any_text_folds_to_the_same_message(name, data):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=50)
 @given(data=st.data())
 def test_stop_strings_in_front_of_a_parser_change_nothing_about_that(name, data):
     text = data.draw(mutated(name))
@@ -93,7 +93,7 @@ def test_stop_strings_in_front_of_a_parser_change_nothing_about_that(name, data)
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(data=st.data())
 def test_text_is_never_lost(name, data):
     """Without a call in it, an answer that ended by itself is its text, in order and complete;
@@ -110,7 +110,7 @@ def test_text_is_never_lost(name, data):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=50)
 @given(data=st.data())
 def test_places_of_content_are_where_it_was_fed(name, data):
     text = data.draw(mutated(name))
@@ -122,7 +122,7 @@ def test_places_of_content_are_where_it_was_fed(name, data):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=50)
 @given(data=st.data())
 def test_what_was_sent_of_a_call_is_a_beginning_of_the_whole(name, data):
     """Every prefix of the text gives a prefix of the message: nothing that was sent is taken back."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-from .machine import Arguments, Malformed, Reading
+from .json_text import Malformed
+from .machine import Arguments
+from .reader import Reading
 from .tagged import THINK, UNTHINK, Tagged
 from .values import property_types
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 
 from .json_calls import read_json
-from .machine import Ended, Machine, Malformed, Reading
+from .json_text import Malformed
+from .machine import Machine
+from .reader import Ended, Reading
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 CONSTRAIN, END, CALL, RETURN = "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"

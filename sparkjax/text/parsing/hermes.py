@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .json_calls import read_call
-from .machine import Reading
+from .reader import Reading
 from .tagged import THINK, UNTHINK, Tagged
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection
 
-from .json_text import JsonScanner
-from .machine import Ended, Machine, Malformed, Reading
+from .json_text import JsonScanner, Malformed
+from .machine import Machine
+from .reader import Ended, Reading
 from .values import json_value
 
 ARGUMENTS = ("arguments", "parameters")

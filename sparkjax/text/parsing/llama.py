@@ -7,7 +7,9 @@ answer stays one.
 from __future__ import annotations
 
 from .json_calls import read_call
-from .machine import Ended, Machine, Malformed, Reading
+from .json_text import Malformed
+from .machine import Machine
+from .reader import Ended, Reading
 
 TAG = "<|python_tag|>"
 

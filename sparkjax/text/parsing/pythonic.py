@@ -11,8 +11,9 @@ import json
 import re
 import warnings
 
-from .json_text import escaped
-from .machine import Arguments, Ended, Machine, Malformed, Reading
+from .json_text import Malformed, escaped
+from .machine import Arguments, Machine
+from .reader import Ended, Reading
 
 BEGIN, END = "<|python_start|>", "<|python_end|>"
 _WORD = re.compile(r"[\w.]+")

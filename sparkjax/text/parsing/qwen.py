@@ -6,7 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .machine import Arguments, Malformed, Reading
+from .json_text import Malformed
+from .machine import Arguments
+from .reader import Reading
 from .tagged import THINK, UNTHINK, Tagged
 from .values import property_types, resolve
 

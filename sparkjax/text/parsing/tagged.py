@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .json_text import escaped
-from .machine import Arguments, Ended, Machine, Malformed, Reading
+from .json_text import Malformed, escaped
+from .machine import Arguments, Machine
+from .reader import Ended, Reading
 from .values import typed
 
 Sink = Callable[[str, int], object]
