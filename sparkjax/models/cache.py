@@ -155,20 +155,6 @@ def copy_page(caches: Caches, declarations: Declarations, source: Any, target: A
 # --- Ring -------------------------------------------------------------------------------------
 
 
-def ring_positions(ring: jax.Array, batch: Batch) -> jax.Array:
-    """int32 [B, R]: the position that each place of the row's ring holds as of `batch.start`
-    (negative: nothing)."""
-    size = ring.shape[2]
-    place = jnp.arange(size, dtype=jnp.int32)
-    newest = batch.start[:, None] - 1
-    return newest - (newest - place) % size
-
-
-def read_ring(ring: jax.Array, layer: Any, batch: Batch) -> jax.Array:
-    """[B, R, ...]: the rings of the batch's rows; `ring_positions` tells what stands where."""
-    return ring[layer, batch.slots]
-
-
 def write_ring(ring: jax.Array, layer: Any, rows: jax.Array, batch: Batch) -> jax.Array:
     """Puts each row's last real tokens (as many as the ring holds) at `position % R`."""
     size = ring.shape[2]

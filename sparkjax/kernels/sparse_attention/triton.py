@@ -61,9 +61,14 @@ class Form:
         return -(-self.chosen // self.block)
 
     @property
+    def dense_spans(self) -> int:
+        return -(-self.dense_blocks * self.block // SPAN)
+
+    @property
     def spans(self) -> int:
-        rows = (self.dense_blocks + self.chosen_blocks) * self.block
-        return -(-rows // SPAN)
+        """Those of shared rows, then those of chosen ones, which begin anew: how many rows are shared
+        must not move them."""
+        return self.dense_spans - (-self.chosen_blocks * self.block // SPAN)
 
 
 def supports(q: Any, plane: Any, value_dim: int) -> str | None:
@@ -225,7 +230,6 @@ def _span(span: Any, place: _Place, refs: tuple, form: Form) -> online.Partial:
         head, channel = tools.cells(place.head, part)
         q.append(_load(q_ref.at[row, query, head, channel], place.there, part))
     offsets = jnp.arange(form.block, dtype=jnp.int32)
-    blocks = form.dense_blocks + form.chosen_blocks
     per_span = SPAN // form.block
 
     def add(found: online.Partial, seen: jax.Array, keys: list, values: list) -> online.Partial:
@@ -241,8 +245,13 @@ def _span(span: Any, place: _Place, refs: tuple, form: Form) -> online.Partial:
         """With the rows of a block, unless none of them is seen."""
         return jax.lax.cond(jnp.max(seen.astype(jnp.int32)) > 0, load, lambda x: x, found)
 
-    first = jnp.int32(0) if span is None else span * per_span
-    end = jnp.int32(blocks) if span is None else jnp.minimum(first + per_span, blocks)
+    def blocks(before: int, count: int) -> tuple[jax.Array, jax.Array]:
+        """First and end of this span's blocks, of `count` that begin with span number `before`."""
+        if span is None:
+            return jnp.int32(0), jnp.int32(count)
+        first = (span - before) * per_span
+        return jnp.maximum(first, 0), jnp.clip(first + per_span, 0, count)
+
     found = online.start(form.tile, form.value_dim)
     if form.dense:
         rows_ref, seen_ref, *rest = rest
@@ -262,13 +271,13 @@ def _span(span: Any, place: _Place, refs: tuple, form: Form) -> online.Partial:
 
             return some(seen, load, found)
 
-        found = jax.lax.fori_loop(first, jnp.minimum(end, form.dense_blocks), dense, found)
+        found = jax.lax.fori_loop(*blocks(0, form.dense_blocks), dense, found)
     if form.chosen:
         pages_ref, selected_ref, *planes = rest
         layer, size = layer_ref[0], planes[0].shape[2]
 
         def chosen(number: jax.Array, found: online.Partial) -> online.Partial:
-            pick = (number - form.dense_blocks) * form.block + offsets
+            pick = number * form.block + offsets
             index = plgpu.load(selected_ref.at[row, query, jnp.minimum(pick, form.chosen - 1)])
             seen = (index >= 0) & (pick < form.chosen)
             index = jnp.where(seen, index, 0)
@@ -289,7 +298,7 @@ def _span(span: Any, place: _Place, refs: tuple, form: Form) -> online.Partial:
 
             return load(found)
 
-        found = jax.lax.fori_loop(jnp.maximum(first, form.dense_blocks), end, chosen, found)
+        found = jax.lax.fori_loop(*blocks(form.dense_spans, form.chosen_blocks), chosen, found)
     return found
 
 

@@ -29,6 +29,9 @@ from ..params import Dim, Param, spread
 from .compress import rotate_tail
 from .norm import rms, rms_norm
 
+ALIGN = 32
+"""Rows of a block that a kernel takes at a time, at most."""
+
 
 @dataclasses.dataclass(frozen=True)
 class SharedKV:
@@ -136,9 +139,13 @@ def shared_kv(
         more = {"plane": entries, "layer": entries_at, "pages": batch.pages, "selected": selected}
     elif entries is not None and limit is not None:
         found = caches.gather_pages(entries, entries_at, batch).astype(kv.dtype)
-        rows = jnp.concatenate([rows, found], 1)
         below = jnp.arange(found.shape[1]) < limit[..., None]
-        seen = jnp.concatenate([seen, below & batch.valid[..., None]], -1)
+        # In front, whole blocks of them: their places do not depend on how many tokens are new.
+        pad = -found.shape[1] % ALIGN
+        found = jnp.pad(found, ((0, 0), (0, pad), (0, 0)))
+        below = jnp.pad(below & batch.valid[..., None], ((0, 0), (0, 0), (0, pad)))
+        rows = jnp.concatenate([found, rows], 1)
+        seen = jnp.concatenate([below, seen], -1)
     out = sparse_kernel.latent_attention(
         q, context=context, scale=shape.dim**-0.5, value_dim=shape.dim, rows=rows, seen=seen,
         sinks=p["sinks"][at], **more,
@@ -150,14 +157,21 @@ def shared_kv(
 def _window(
     kv: jax.Array, ring: jax.Array, slot: Any, batch: Batch, window: int
 ) -> tuple[jax.Array, jax.Array]:
-    """(rows [B, R + Q, dim] of the ring and the new tokens, bool [B, Q, R + Q] who sees them)."""
-    query = batch.positions
-    old = caches.read_ring(ring, slot, batch).astype(kv.dtype)
-    key = jnp.concatenate(
-        [caches.ring_positions(ring, batch), jnp.where(batch.valid, query, -1)], axis=1
-    )
-    seen = visible(query, key, window) & batch.valid[..., None]
-    return jnp.concatenate([old, kv], axis=1), seen
+    """(rows [B, N, dim] that the new tokens' windows hold, in order, and bool [B, Q, N], who sees
+    them).
+
+    The first stands at a multiple of `ALIGN`: a kernel that takes rows in blocks finds the same
+    ones in a block however many tokens are new, so that they do not change a sum's bits.
+    """
+    start = batch.start[:, None]
+    first = jnp.maximum(start - (window - 1), 0) // ALIGN * ALIGN
+    count = kv.shape[1]
+    key = first + jnp.arange(window - 1 + count + ALIGN - 1, dtype=jnp.int32)
+    old = ring[slot, batch.slots[:, None], key % ring.shape[2]].astype(kv.dtype)
+    new = jnp.take_along_axis(kv, jnp.clip(key - start, 0, count - 1)[..., None], axis=1)
+    rows = jnp.where((key < start)[..., None], old, new)
+    key = jnp.where(key < start + batch.lengths[:, None], key, -1)
+    return rows, visible(batch.positions, key, window) & batch.valid[..., None]
 
 
 def _output(
