@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
-from sparkjax.mesh import spmd
+from sparkjax.mesh import gb10, spmd
 from sparkjax.mesh.context import RANKS
 from sparkjax.model import Model
 from sparkjax.weights import digest
@@ -55,6 +55,23 @@ def test_the_device_keeps_nothing_of_the_size_of_an_array(monkeypatch):
     with jax.enable_x64(True):
         compiled = digest._folded.lower(arrays).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 128 << 20
+
+
+@pytest.mark.gb10
+def test_gb10_keeps_nothing_of_the_size_of_an_array(monkeypatch):
+    monkeypatch.undo()
+    try:
+        mesh = gb10.compile_only_mesh()
+    except gb10.Unavailable as error:
+        pytest.skip(str(error))
+    place = NamedSharding(mesh, PartitionSpec())
+    arrays = [
+        jax.ShapeDtypeStruct((64, 8192, 8192), d, sharding=place)
+        for d in ("uint8", "bfloat16", "float32")
+    ]
+    with jax.enable_x64(True):
+        compiled = digest._folded.lower(arrays).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 1 << 20
 
 
 def test_the_formula():
