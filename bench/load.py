@@ -218,15 +218,15 @@ def load(folder: Path, ranks: int, axis: str, images: Path | None, parallel: int
         nbytes = sum(a.nbytes for a in jax.tree.leaves(kept))
         chosen = stream.plan(tree, checkpoint, ranks, rank)
     else:
-        plan = stream.plan(tree, checkpoint, ranks, rank)
-        cut = {}
-        for path, param in declarations.leaves(tree):
-            spec = rules.spec([d.axis for d in param.dims], ranks)
-            at = next((i for i, s in enumerate(spec) if s is not None), None)
-            cut[path] = {0: "rows", 1: "columns"}.get(at) if len(param.dims) == 2 else None
-        chosen = {path: leaf for path, leaf in plan.items() if cut[path] == axis}
-        begun = time.perf_counter()
         with direct.Reader(checkpoint.files, parallel=parallel) as reader:
+            plan = stream.plan(tree, checkpoint, ranks, rank)
+            cut = {}
+            for path, param in declarations.leaves(tree):
+                spec = rules.spec([d.axis for d in param.dims], ranks)
+                at = next((i for i, s in enumerate(spec) if s is not None), None)
+                cut[path] = {0: "rows", 1: "columns"}.get(at) if len(param.dims) == 2 else None
+            chosen = {path: leaf for path, leaf in plan.items() if cut[path] == axis}
+            begun = time.perf_counter()
             kept = stream.to_host(list(chosen.values()), reader, checkpoint)
         seconds = time.perf_counter() - started
         reading_seconds = time.perf_counter() - begun

@@ -200,7 +200,8 @@ def _open_files(path: Path) -> tuple[list[SafetensorsFile], Mapping[str, Safeten
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: weight_map is missing")
     left_out = _left_out(path)
-    weight_map = {name: shard for name, shard in weight_map.items() if shard not in left_out}
+    # What is no name is told below.
+    weight_map = {n: s for n, s in weight_map.items() if not _plain(s) or s not in left_out}
     files: dict[str, SafetensorsFile] = {}
     where: dict[str, SafetensorsFile] = {}
     missing = sorted(

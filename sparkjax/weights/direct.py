@@ -17,6 +17,7 @@ import functools
 import math
 import mmap
 import os
+import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -165,6 +166,7 @@ class Reader:
 
     Attributes:
       read: bytes asked of the files so far, what lies between wanted runs among them.
+      direct, advance: as given; may be set until the first read.
     """
 
     def __init__(
@@ -184,13 +186,16 @@ class Reader:
         """
         self._sources = sorted((Source(p, m) for p, m in files), key=lambda s: s.base)
         self._bases = [s.base for s in self._sources]
-        self._direct, self._advance = direct, advance
+        self.direct, self.advance = direct, advance
         self._open: dict[int, tuple[int, bool]] = {}
         self._lock = threading.Lock()
-        self._local = threading.local()
+        self._buffers: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()
         self._parallel = max(1, parallel)
         self._pool = ThreadPoolExecutor(self._parallel, "read")
         self.read = 0
+        # Made by the time of the first read, while the caller still plans.
+        for _ in range(self._parallel):
+            self._pool.submit(lambda: self._buffers.put(_buffer()))
 
     def __enter__(self) -> Reader:
         return self
@@ -223,7 +228,7 @@ class Reader:
                 source = self.source(view)
                 if source is None:
                     copy(target, view)
-                    self._advance(target.nbytes)
+                    self.advance(target.nbytes)
                     continue
                 for piece in pieces(target, view):
                     if len(running) > 4 * self._parallel:
@@ -242,40 +247,56 @@ class Reader:
     def _piece(self, source: Source, target: np.ndarray, view: np.ndarray) -> None:
         begin = view.ctypes.data - source.base
         first, last = down(begin), begin + extent(view)
-        buffer = self._buffer(last - first)
         fd, direct = self._descriptor(source)
+        buffer = self._buffers.get()
+        try:
+            self._through(buffer, source, fd, target, view, first, last)
+        finally:
+            self._buffers.put(buffer)
+        if not direct and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, first, last - first, os.POSIX_FADV_DONTNEED)
+        with self._lock:
+            self.read += up(last) - first
+        self.advance(target.nbytes)
+
+    def _through(
+        self,
+        buffer: np.ndarray,
+        source: Source,
+        fd: int,
+        target: np.ndarray,
+        view: np.ndarray,
+        first: int,
+        last: int,
+    ) -> None:
         try:
             read_at(fd, buffer, first, last)
         except EOFError as error:
             raise CheckpointError(f"{source.path}: {error}") from None
         except OSError as error:
             raise CheckpointError(f"{source.path}: cannot be read: {error.strerror}") from None
-        if not direct and hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(fd, first, last - first, os.POSIX_FADV_DONTNEED)
+        begin = view.ctypes.data - source.base
         here = np.ndarray(view.shape, view.dtype, buffer.data, begin - first, view.strides)
         populate(target)
         copy(target, here)
-        with self._lock:
-            self.read += up(last) - first
-        self._advance(target.nbytes)
-
-    def _buffer(self, nbytes: int) -> np.ndarray:
-        """This thread's buffer."""
-        held = getattr(self._local, "buffer", None)
-        if held is None or held.size < up(nbytes):
-            held = self._local.buffer = pages(max(up(nbytes), CHUNK + 2 * PAGE), reused=True)
-        return held
 
     def _descriptor(self, source: Source) -> tuple[int, bool]:
         with self._lock:
             if source.base not in self._open:
                 try:
-                    self._open[source.base] = source.open(self._direct)
+                    self._open[source.base] = source.open(self.direct)
                 except OSError as error:
                     raise CheckpointError(
                         f"{source.path}: cannot be read: {error.strerror}"
                     ) from None
             return self._open[source.base]
+
+
+def _buffer() -> np.ndarray:
+    """What one read goes through; touched, so that its large pages are there."""
+    buffer = pages(CHUNK + 2 * PAGE, reused=True)
+    buffer[:] = 0
+    return buffer
 
 
 def populate(target: np.ndarray) -> None:

@@ -148,29 +148,31 @@ def load_params(
         plans[r] = opened.leaves
         files.append((opened.path, opened.mapped))
     fresh = [r for r in places if r not in plans]
-    if fresh:
-        check_names(tree, checkpoint, ignored)
-    for r in fresh:
-        plans[r] = stream.plan(tree, checkpoint, ranks, r, twelve_bits=twelve_bits)
-    _forget(checkpoint)
-    first = plans[min(places)]
-    expanded = {
-        (r, path) for r, plan in plans.items() for path, leaf in plan.items() if expand(leaf.tree)
-    }
-    before(summary(plans, expanded))
-    reads = [
-        (r, path)
-        for path, leaf in first.items()
-        for r in (places if leaf.sharded else list(places)[:1])
-    ]
-    total = sum(plans[r][path].nbytes for r, path in reads)
-    held: dict[str, dict[int, Any]] = {path: {} for path in first}
-    # A plan goes as it is read: its views and computed planes are no longer needed then.
-    past = total >= DIRECT_FROM if reading.direct is None else reading.direct
-    advance = _counted(progress, total)
-    started = time.monotonic()
-    with Reader(files, parallel=reading.parallel, direct=past, advance=advance) as reader:
+    held: dict[str, dict[int, Any]] = {}
+    with Reader(files, parallel=reading.parallel) as reader:
+        if fresh:
+            check_names(tree, checkpoint, ignored)
+        for r in fresh:
+            plans[r] = stream.plan(tree, checkpoint, ranks, r, twelve_bits=twelve_bits)
+        _forget(checkpoint)
+        expanded = {
+            (r, path)
+            for r, plan in plans.items()
+            for path, leaf in plan.items()
+            if expand(leaf.tree)
+        }
+        before(summary(plans, expanded))
+        reads = []
+        for path, leaf in plans[min(places)].items():
+            held[path] = {}
+            # What every rank holds whole is read once.
+            reads += [(r, path) for r in (places if leaf.sharded else list(places)[:1])]
+        total = sum(plans[r][path].nbytes for r, path in reads)
+        reader.direct = total >= DIRECT_FROM if reading.direct is None else reading.direct
+        reader.advance = _counted(progress, total)
+        started = time.monotonic()
         for some in _together(reads, places, expanded):
+            # A plan goes as it is read: its views and computed planes are no longer needed then.
             leaves = [plans[r].pop(path) for r, path in some]
             r, path = some[0]
             seen = [Seen(notes, r, path) for r, path in some] if notes is not None else None
