@@ -101,8 +101,8 @@ def slot_items(slots: int, vocab: int) -> list[Item]:
 def available(device: Any | None = None) -> int:
     """Bytes that may be taken: MemAvailable where CPU and device share memory (a CPU, a GB10),
     else what the device's allocator has left."""
-    stats = device.memory_stats() if device is not None else None
-    if not stats or "bytes_limit" not in stats or "GB10" in device.device_kind:
+    stats = None if device is None or "GB10" in device.device_kind else device.memory_stats()
+    if not stats or "bytes_limit" not in stats:
         return mem_available()
     return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
 
