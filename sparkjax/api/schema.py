@@ -157,7 +157,7 @@ def _structured() -> Schema:
     any_schema = {"type": "object", "description": "a JSON Schema"}
     named = record({"name": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"},
                      "description": {"type": "string"}, "schema": any_schema,
-                     "strict": {"type": "boolean"}}, ["schema"])  # fmt: skip
+                     "strict": {"type": "boolean"}}, [])  # fmt: skip
     kinds = [
         record({"type": {"enum": ["text", "json_object"]}}, ["type"]),
         record({"type": {"const": "json_schema"}, "json_schema": named}, ["type", "json_schema"]),
