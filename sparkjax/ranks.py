@@ -99,6 +99,8 @@ class Session:
             )
         else:
             start_xla(roster.parse(mesh.peers[0]), world.rank, world.ranks, mesh.join_seconds)
+            world.exchange("joined")
+            meet(world.ranks)
         self.agree("devices", devices())
 
     def context(self, context: Any) -> Any:
@@ -233,6 +235,30 @@ def start_xla(rank0: roster.Address, rank: int, ranks: int, seconds: float) -> N
         )
     except RuntimeError as error:
         raise TransportError(f"xla: rank {rank}: {error}") from error
+
+
+def meet(ranks: int) -> None:
+    """One small collective of XLA's over all ranks. Its transports connect at their first use and
+    wait half a minute for one another: later, some ranks may still compile while others run.
+
+    Raises:
+      TransportError: not all came.
+    """
+    import jax
+    import numpy as np
+    from jax.sharding import PartitionSpec
+
+    from .mesh import spmd
+    from .mesh.context import RANKS
+
+    everywhere = PartitionSpec()
+    gather = spmd.spmd(
+        lambda x: jax.lax.all_gather(x, RANKS), spmd.make_mesh(ranks), everywhere, everywhere
+    )
+    try:
+        jax.block_until_ready(jax.jit(gather)(np.zeros(1, np.float32)))
+    except jax.errors.JaxRuntimeError as error:
+        raise TransportError(f"xla: {error}") from error
 
 
 def run(config: Config) -> int:

@@ -105,7 +105,7 @@ def test_a_rank_is_lost_while_the_world_starts(tmp_path: Path, rank: int, number
     try:
         for attempt, pause in enumerate((4.0, 8.0)):
             for r in (0, 1):
-                world.start(r)
+                world.start(r, "mesh.join_seconds=30")
             time.sleep(pause)
             world.processes[rank].send_signal(number)
             begun = time.monotonic()
