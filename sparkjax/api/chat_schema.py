@@ -50,14 +50,14 @@ def _part(kind: str) -> Schema:
 def _past_call() -> Schema:
     name = {"type": "string", "minLength": 1}
     arguments = {
-        "anyOf": [{"type": "object"}, {"const": "{}"}],
+        "anyOf": [{"type": ["object", "null"]}, {"enum": ["{}", ""]}],
         "description": "an object or its JSON text",
     }
     function = record({"name": name, "arguments": arguments}, ["name"])
     custom = record({"name": name, "input": TEXT}, ["name", "input"])
     return {
         "anyOf": [
-            record({"type": {"const": "function"}, "id": TEXT, "function": function}, ["function"]),
+            record({"type": {"const": "function"}, "id": nullable(TEXT), "function": function}, ["function"]),
             record({"type": {"const": "custom"}, "id": TEXT, "custom": custom}, ["id", "type", "custom"]),
         ]
     }  # fmt: skip

@@ -155,9 +155,9 @@ def _structured() -> Schema:
     """The fields of structured output; a request has one of them at most."""
     text = {"type": "string", "minLength": 1}
     any_schema = {"type": "object", "description": "a JSON Schema"}
-    named = record({"name": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"},
-                     "description": {"type": "string"}, "schema": any_schema,
-                     "strict": {"type": "boolean"}}, [])  # fmt: skip
+    named = record({"name": nullable({"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}),
+                     "description": nullable({"type": "string"}),
+                     "schema": nullable(any_schema), "strict": nullable({"type": "boolean"})}, [])  # fmt: skip
     kinds = [
         record({"type": {"enum": ["text", "json_object"]}}, ["type"]),
         record({"type": {"const": "json_schema"}, "json_schema": named}, ["type", "json_schema"]),
