@@ -57,7 +57,7 @@ def _past_call() -> Schema:
     custom = record({"name": name, "input": TEXT}, ["name", "input"])
     return {
         "anyOf": [
-            record({"type": {"const": "function"}, "id": nullable(TEXT), "function": function}, ["function"]),
+            record({"type": {"enum": ["function", None]}, "id": nullable(TEXT), "function": function}, ["function"]),
             record({"type": {"const": "custom"}, "id": TEXT, "custom": custom}, ["id", "type", "custom"]),
         ]
     }  # fmt: skip
