@@ -17,7 +17,7 @@ def message() -> Schema:
     """A message of a request."""
 
     def parts(*kinds: Schema) -> Schema:
-        return {"anyOf": [TEXT, {"type": "array", "minItems": 1, "items": {"anyOf": list(kinds)}}]}
+        return {"anyOf": [TEXT, {"type": "array", "items": {"anyOf": list(kinds)}}]}
 
     text = _part("text")
     name = nullable(TEXT)
