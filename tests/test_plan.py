@@ -55,7 +55,17 @@ def test_bytes_a_token_are_the_published_ones_within_a_tenth(name: str, ranks: i
     assert report.token_bytes / 1e9 == pytest.approx(PUBLISHED[name, ranks], rel=0.1)
 
 
-@pytest.mark.parametrize("manifest", read_manifests(MANIFESTS), ids=lambda m: m.name)
+# Laying their large packed matrices over ranks takes many seconds.
+HEAVY = ("glm-5.3-int4-int8mix", "qwen3.8-27b-nvfp4")
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        pytest.param(m, id=m.name, marks=[pytest.mark.slow] if m.name in HEAVY else [])
+        for m in read_manifests(MANIFESTS)
+    ],
+)
 def test_every_manifest_is_sized(manifest):
     totals = []
     for ranks in (1, 3):

@@ -33,7 +33,7 @@ def pick(arrays, pages, limit, k):
 
 
 @pytest.mark.parametrize("budget", [walking.BUDGET, 1])
-@pytest.mark.parametrize("k", [1, 4, 11])
+@pytest.mark.parametrize("k", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 11))])
 def test_blocks_with_the_best_rows_and_the_newest(k, budget, monkeypatch):
     monkeypatch.setattr(walking, "BUDGET", budget)
     arrays, pages, limit, scores = case()
@@ -52,7 +52,7 @@ def test_blocks_with_the_best_rows_and_the_newest(k, budget, monkeypatch):
 
 
 @pytest.mark.parametrize("budget", [walking.BUDGET, 1])
-@pytest.mark.parametrize("k", [2, 7, 20])
+@pytest.mark.parametrize("k", [7, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 20))])
 def test_chooses_inside_the_blocks(k, budget, monkeypatch):
     monkeypatch.setattr(walking, "BUDGET", budget)
     arrays, pages, limit, scores = case(1)

@@ -58,7 +58,10 @@ def test_random_blocks_equal_the_library(kind, jit):
     assert equal(np.asarray(got), expected)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [k if k in ("Q4_1", "Q4_K", "MXFP4") else pytest.param(k, marks=pytest.mark.slow) for k in KINDS],
+)
 def test_layers_rows_and_dtypes(kind):
     raw = random_blocks(kind, rows=10).reshape(2, 5, -1)
     stacked = gguf_tensor(jnp.asarray(raw), kind)

@@ -131,7 +131,9 @@ def test_encoded_goldens_compute_what_their_numbers_compute(tmp_path, kept, fami
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("family", "ranks"), [("llama", 3), ("glm_moe_dsa", 2)])
+@pytest.mark.parametrize(
+    ("family", "ranks"), [("llama", 3), pytest.param("glm_moe_dsa", 2, marks=pytest.mark.slow)]
+)
 def test_ranks_hold_shares(tmp_path, kept, family, ranks, kind):
     same(encoded(tmp_path / "packed", family, kind), tmp_path / "plain", ranks)
 
