@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -53,3 +54,16 @@ def smollm2_path() -> Path:
         return config.locate(SMOLLM2)
     except config.ConfigError as error:
         pytest.skip(f"needs the real model, which `make test` installs: {error}")
+
+QUICK = ("models", "weights", "kernels")
+"""Folders whose tests run a program a few times on something tiny."""
+
+
+@pytest.fixture(autouse=True)
+def quick_compile(request: pytest.FixtureRequest) -> Iterator[None]:
+    """In the folders QUICK, programs are compiled without most optimisations, in half the time.
+    Tests marked slow compile as production does."""
+    quick = request.path.parent.name in QUICK and request.node.get_closest_marker("slow") is None
+    jax.config.update("jax_disable_most_optimizations", quick)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

@@ -49,6 +49,7 @@ def drill(world: Served, rank: int, number: int, bound: float) -> None:
         assert whole.startswith(text[: len(whole)]) or text.startswith(whole)
 
 
+@pytest.mark.slow
 def test_a_rank_is_killed_while_it_decodes(tmp_path: Path):
     """The short drill. The world answers, takes garbage without harm, then loses a rank; the
     decision logs of both ranks survive and agree."""
