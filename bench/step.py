@@ -43,7 +43,7 @@ from sparkjax.manifests import Manifest
 from sparkjax.mesh import spmd
 from sparkjax.model import Model, here
 from sparkjax.models.cache import Sizes
-from sparkjax.plan import abstract, cost, hlo, measure, recipe
+from sparkjax.plan import cost, hlo, measure, recipe
 from sparkjax.plan.devices import Device, device
 from sparkjax.plan.weights import abstract_weights
 
@@ -154,7 +154,7 @@ class Steps:
 
 
 def limits_for(model: Model, rows: int, tokens: int) -> Limits:
-    slots, page = max(rows, 2), abstract.page_of(model.family, model.config, 1)
+    slots, page = max(rows, 2), model.page
     width = -(-tokens // page)
     return Limits(
         slots=slots, pages=slots * width, page_size=page, context=width * page, queue=1,

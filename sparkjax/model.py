@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import math
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,8 +27,6 @@ from .weights.checkpoint import GGUF, Checkpoint, open_checkpoint, tensors_of
 from .weights.errors import CheckpointError
 
 log = logging.getLogger(__name__)
-PAGE = 64
-"""Tokens a page of the library's own caches."""
 
 
 class Forward(NamedTuple):
@@ -176,9 +173,8 @@ class Model:
 
     @functools.cached_property
     def page(self) -> int:
-        """Tokens a page: PAGE, or the next number that every pooled row of the caches divides."""
-        planes = self.family.declare_caches(self.config, self.context.ranks).values()
-        return math.lcm(PAGE, *(p.stride for p in planes if isinstance(p, caches.Paged)))
+        """Tokens a page (see `caches.page_size`)."""
+        return caches.page_size(self.family.declare_caches(self.config, self.context.ranks))
 
     # --- Programs -----------------------------------------------------------------------------
 
@@ -470,7 +466,7 @@ def _drafts(
     return {}, tuple(sorted(found))
 
 
-def pages_for(tokens: int, page: int = PAGE) -> int:
+def pages_for(tokens: int, page: int = caches.PAGE) -> int:
     """Pages of a library cache for so many tokens: a power of two, so that few programs serve all
     lengths."""
     return 1 << max(-(-tokens // page) - 1, 0).bit_length()

@@ -8,7 +8,6 @@ start that does not fit is refused with what takes the room, and with the larges
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +20,6 @@ from .limits import DoesNotFit
 from .memory import GIB, Item, MemoryPlan
 
 log = logging.getLogger(__name__)
-PAGE = 64
 CPU_RESERVE = 256 << 20
 """Bytes left alone on a CPU."""
 TILE = 512
@@ -58,7 +56,7 @@ def plan(
     together = len(weights) if device.platform == "cpu" else 1
     planes = family.declare_caches(config, context.ranks)
     if page_size is None:
-        page_size = math.lcm(PAGE, *(p.stride for p in planes.values() if isinstance(p, caches.Paged)))
+        page_size = caches.page_size(planes)
     pages = 1 if kv_tokens is None else -(-kv_tokens // page_size)
     names = {name for one in weights.values() for name in one}
     held = {name: [one.get(name, 0) for one in weights.values()] for name in sorted(names)}

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from ..kernels.linear import native
-from ..models import cache as caches
 from ..weights import formats
 from . import memory
 from .records import Limits
@@ -56,15 +55,6 @@ def default_rows(model: Any, slots: int) -> tuple[int, ...]:
     row-invariant, so that a few streams do not pay for all slots."""
     most = max(slots, 2)
     return (2, most) if most > 2 and row_invariant(model) else (most,)
-
-
-def cache_bytes(model: Any, limits: Limits) -> int:
-    """Bytes of all caches of one rank."""
-    ranks = model.context.ranks
-    declared = model.family.declare_caches(model.config, ranks)
-    sizes = caches.Sizes(limits.pages, limits.page_size, limits.slots)
-    items = memory.cache_items(declared, sizes, ranks, model.context.dtype)
-    return sum(item.nbytes for item in items)
 
 
 def make_limits(
@@ -128,16 +118,17 @@ def make_limits(
         )
 
     room = memory.available(jax.local_devices()[0]) if room is None else room
-    fixed = cache_bytes(model, limits(0))
-    a_page = cache_bytes(model, limits(page_size)) - fixed
-    fits = int(max(room - fixed, 0) // a_page) * page_size if a_page else slots * context
+    ranks, dtype = model.context.ranks, model.context.dtype
+    declared = model.family.declare_caches(model.config, ranks)
+    pool = memory.largest_pool(declared, page_size, slots, ranks, dtype, room)
+    fits = pool.tokens if pool.page else slots * context
     if kv_tokens is None:
         kv_tokens = min(slots * context, int(fits * POOL_SHARE) // page_size * page_size)
         kv_tokens = max(kv_tokens, min(context, fits))
-    if kv_tokens > fits or fixed > room:
+    if kv_tokens > fits or pool.fixed > room:
         raise DoesNotFit(
-            f"engine.kv_tokens {kv_tokens} needs {(fixed + a_page * kv_tokens / page_size) / 2**30:.2f} GiB "
-            f"of caches ({fixed / 2**30:.2f} GiB of it for {slots} slots); {room / 2**30:.2f} GiB are "
+            f"engine.kv_tokens {kv_tokens} needs {(pool.fixed + pool.page * kv_tokens / page_size) / 2**30:.2f} GiB "
+            f"of caches ({pool.fixed / 2**30:.2f} GiB of it for {slots} slots); {room / 2**30:.2f} GiB are "
             f"free: the largest engine.kv_tokens that fits is {fits}"
         )
     return limits(kv_tokens)

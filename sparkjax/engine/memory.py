@@ -60,9 +60,6 @@ class MemoryPlan:
         found = sorted(self.items, key=lambda item: -item.nbytes)[:count]
         return ", ".join(f"{i.kind} {i.name} {i.nbytes / GIB:.2f} GiB" for i in found)
 
-    def with_(self, *items: Item) -> MemoryPlan:
-        return dataclasses.replace(self, items=(*self.items, *items))
-
 
 def weight_items(tree: declarations.Tree, weights: Any, ranks: int) -> list[Item]:
     """One rank's weights by part of the model and format.
@@ -118,10 +115,17 @@ def mem_available() -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
-    """The largest pool of pages that fits: its tokens, and bytes a page."""
+    """The largest pool of pages that fits.
+
+    Attributes:
+      tokens: that it holds.
+      page: bytes of a page; 0 where nothing is paged.
+      fixed: bytes of the rings and states beside it.
+    """
 
     tokens: int
     page: int
+    fixed: int
 
 
 def largest_pool(
@@ -140,7 +144,7 @@ def largest_pool(
 
     fixed = size(0)
     page = size(1) - fixed
-    return Pool(max(room - fixed, 0) // page * page_size if page else 0, page)
+    return Pool(max(room - fixed, 0) // page * page_size if page else 0, page, fixed)
 
 
 def shards(param: declarations.Param, ranks: int) -> int:

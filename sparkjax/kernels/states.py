@@ -6,6 +6,7 @@ position p lies at place p % n of the sequence's slot.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -44,3 +45,27 @@ def keep(
         plane = plane.at[layer, slots[:, None], place].set(states.astype(plane.dtype), mode="drop")
     place = jnp.where(lengths > 0, (start + lengths - 1) % size, size)
     return plane.at[layer, slots, place].set(last.astype(plane.dtype), mode="drop")
+
+
+def through(
+    rule: Callable[..., Any],
+    tokens: Sequence[jax.Array],
+    plane: jax.Array,
+    layer: Any,
+    slots: jax.Array,
+    start: jax.Array,
+    lengths: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """A recurrence over rows of tokens whose states live in a plane.
+
+    Args:
+      rule: (*tokens, states, lengths, how many to keep) -> (outputs, last states, recent states
+        or None), see `keep`.
+      tokens: what the rule reads of each token, [B, Q, ...].
+
+    Returns:
+      The outputs, and the plane with the new states.
+    """
+    state = read(plane, layer, slots, start)
+    out, last, recent = rule(*tokens, state, lengths, plane.shape[2])
+    return out, keep(plane, layer, slots, start, lengths, last, recent)

@@ -85,6 +85,15 @@ class Sizes:
     depth: int = 0
 
 
+PAGE = 64
+"""Tokens a page where nothing says otherwise."""
+
+
+def page_size(declarations: Declarations) -> int:
+    """Tokens a page: PAGE, or the next number that every pooled row divides."""
+    return math.lcm(PAGE, *(d.stride for d in declarations.values() if isinstance(d, Paged)))
+
+
 def shape(declaration: Declaration, sizes: Sizes) -> tuple[int, ...]:
     dims = tuple(dim.stored for dim in declaration.dims)
     layers = len(declaration.layers)

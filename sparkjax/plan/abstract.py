@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ from ..engine import state as states
 from ..engine.programs import HEADER, Programs
 from ..engine.records import Limits
 from ..mesh.context import Context
-from ..model import PAGE, Model
+from ..model import Model
 from ..models import cache as caches
 from ..models import params as declarations
 
@@ -43,12 +42,6 @@ def model_of(
     """
     params = place(weights, declarations.specs(tree, context.ranks), mesh)
     return Model(family, config, params, context, mesh if context.ranks > 1 else None)
-
-
-def page_of(family: Any, config: Any, ranks: int) -> int:
-    """Tokens a page, as `Model.page`."""
-    planes = family.declare_caches(config, ranks).values()
-    return math.lcm(PAGE, *(p.stride for p in planes if isinstance(p, caches.Paged)))
 
 
 @dataclasses.dataclass(frozen=True)

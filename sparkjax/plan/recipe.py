@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..config import Config
+from ..engine.limits import CONTEXT
 from ..engine.records import Limits
 from ..fetch.errors import FetchError
 from ..fetch.source import MANIFESTS, parse
 from ..manifests import Manifest, read_manifest, read_manifests
+from ..models import cache as caches
 from ..settings import HUB, Engine
-from . import abstract
 
 TILES = (64, 512, 2048)
 """Prefill tiles of a GB10 where a recipe names none."""
@@ -69,8 +70,8 @@ def limits_of(
     """
     family = manifest.family
     config = family.read_config(manifest.config)
-    page = engine.page_size or abstract.page_of(family, config, ranks)
-    context = engine.context or min(config.max_positions, 8192)
+    page = engine.page_size or caches.page_size(family.declare_caches(config, ranks))
+    context = engine.context or min(config.max_positions, CONTEXT)
     if context > config.max_positions:
         raise PlanError(
             f"engine.context is {context}; the model's own limit is {config.max_positions} tokens"

@@ -257,6 +257,4 @@ def gated_delta_cached(
       outputs [B, Q, Hv, Dv] (arbitrary behind `lengths`), and the plane with the states after
       each row's last n tokens.
     """
-    state = states.read(plane, layer, slots, start)
-    out, last, recent = gated_delta(q, k, v, g, beta, state, lengths, plane.shape[2])
-    return out, states.keep(plane, layer, slots, start, lengths, last, recent)
+    return states.through(gated_delta, (q, k, v, g, beta), plane, layer, slots, start, lengths)

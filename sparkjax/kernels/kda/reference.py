@@ -249,6 +249,4 @@ def kda_cached(
       outputs [B, Q, heads, Dv] (arbitrary behind `lengths`), and the plane with the states after
       each row's last n tokens.
     """
-    state = states.read(plane, layer, slots, start)
-    out, last, recent = kda(q, k, v, g, beta, state, lengths, plane.shape[2])
-    return out, states.keep(plane, layer, slots, start, lengths, last, recent)
+    return states.through(kda, (q, k, v, g, beta), plane, layer, slots, start, lengths)
