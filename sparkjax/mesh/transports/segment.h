@@ -83,6 +83,7 @@ struct Header {
   uint64_t slot_bytes;
   std::atomic<uint32_t> joined;
   std::atomic<uint32_t> aborted;
+  std::atomic<double> seconds[kMaxRanks];  // each rank's longest wait
   char reason[400];
   Fault fault;
   Post posts[kMaxRanks][2];

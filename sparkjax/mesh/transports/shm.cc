@@ -40,7 +40,7 @@ void exchange(World& w, int64_t kind, uint64_t bytes) {
       if (seen == epoch) break;
       doze(&post.epoch, seen, 20);
       const double waited = std::chrono::duration<double>(Clock::now() - begun).count();
-      if (waited > w.seconds.load() && post.epoch.load(std::memory_order_acquire) != epoch) {
+      if (waited > s.header->seconds[s.rank].load() && post.epoch.load(std::memory_order_acquire) != epoch) {
         s.abort(Fault{s.rank, who, mine.kind, 0, w.call, bytes, 0, 0, waited}.words().c_str());
         throw Failure{s.why()};
       }

@@ -1,10 +1,11 @@
 // Collectives between the processes of one host, as XLA FFI calls on a GPU.
 //
-// The segment is host memory that the GPU reads and writes in place. A call is plain kernels on
-// XLA's stream: one puts the payload and the post into our slot, one waits for all posts and folds.
-// The exchange's number lives in device memory, so a call may be part of a command buffer that is
-// replayed. A wait that is too long, or ranks in different calls, leave a fault record and end all
-// later calls at once; the host asks for it (`sparkjax_shm_why`) after a step.
+// The segment is host memory that the GPU reads and writes in place. A call is one plain kernel on
+// XLA's stream (one for each piece of a large array): its blocks put the payload into our slot, the
+// last of them posts it, each then waits for all posts and folds its part. The exchange's number
+// lives in device memory, so a call may be part of a command buffer that is replayed. A wait that is
+// too long, or ranks in different calls, leave a fault record and end all later calls at once; the
+// host asks for it (`sparkjax_shm_why`) after a step.
 
 #include <cuda_runtime.h>
 
@@ -25,7 +26,9 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-constexpr int kThreads = 256, kMostBlocks = 16;
+constexpr int kThreads = 256, kMostBlocks = 32;
+constexpr int kDeep = 4;  // loads in flight a thread: host memory is a microsecond away
+constexpr int kPolls = 256;  // between two looks at the clock
 
 struct Piece {
   Device device;
@@ -34,7 +37,6 @@ struct Piece {
   size_t slot_bytes;
   int64_t part, at, n;  // bytes of a part, of what was done, and of this piece
   bool half, last;
-  double seconds;
 
   __device__ char* slot(int who, uint32_t epoch) const {
     return device.slots + (static_cast<size_t>(who) * 2 + (epoch & 1)) * slot_bytes;
@@ -54,38 +56,58 @@ __device__ uint64_t now() {
   return ns;
 }
 
-// Copies by all threads of the grid; volatile, since the other side is written by other processes.
+__device__ int64_t first_of_grid() {
+  return blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
+}
+__device__ int64_t step_of_grid() { return static_cast<int64_t>(gridDim.x) * blockDim.x; }
+
+__device__ bool aligned(const void* a, const void* b, int64_t n) {
+  return ((reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) | n) & 15) == 0;
+}
+
+// Past all caches: other processes write it.
+__device__ uint4 load(const char* at, int64_t i) {
+  return __ldcv(reinterpret_cast<const uint4*>(at) + i);
+}
+
+// Copies by all threads of the grid.
 __device__ void copy(char* to, const char* from, int64_t n) {
-  const int64_t first = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  if (((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | n) & 15) == 0) {
-    const volatile ulonglong2* x = reinterpret_cast<const volatile ulonglong2*>(from);
-    volatile ulonglong2* y = reinterpret_cast<volatile ulonglong2*>(to);
-    for (int64_t i = first; i < n / 16; i += step) y[i].x = x[i].x, y[i].y = x[i].y;
-  } else {
+  const int64_t first = first_of_grid(), step = step_of_grid();
+  if (!aligned(to, from, n)) {
     const volatile char* x = from;
     volatile char* y = to;
     for (int64_t i = first; i < n; i += step) y[i] = x[i];
+    return;
+  }
+  const int64_t count = n / 16;
+  for (int64_t base = first; base < count; base += step * kDeep) {
+    uint4 got[kDeep];
+#pragma unroll
+    for (int k = 0; k < kDeep; ++k)
+      if (base + k * step < count) got[k] = load(from, base + k * step);
+#pragma unroll
+    for (int k = 0; k < kDeep; ++k)
+      if (base + k * step < count) reinterpret_cast<uint4*>(to)[base + k * step] = got[k];
   }
 }
 
-__global__ void stage(Piece p, const char* x) {
+__device__ void stage(const Piece& p, const char* x, uint32_t epoch) {
   uint32_t* c = p.device.counters;
-  const uint32_t epoch = *static_cast<volatile uint32_t*>(c);
   char* mine = p.slot(p.rank, epoch);
+  volatile Post* post = p.post(p.rank, epoch);
+  if (first_of_grid() == 0)
+    post->kind = p.kind, post->bytes = static_cast<uint64_t>(p.n), post->call = c[3];
   if (p.kind == kAllToAll)
     for (int r = 0; r < p.ranks; ++r) copy(mine + r * p.n, x + r * p.part + p.at, p.n);
-  else if (p.kind != kBroadcast || p.rank == p.root)
+  else if (p.kind != kBarrier && (p.kind != kBroadcast || p.rank == p.root))
     copy(mine, x + p.at, p.n);
-  __threadfence_system();
   __syncthreads();
-  if (threadIdx.x == 0 && atomicAdd(c + 1, 1) == gridDim.x - 1) {
+  if (threadIdx.x) return;
+  __threadfence_system();
+  if (atomicAdd(c + 1, 1) == gridDim.x - 1) {
     c[1] = 0;
-    volatile Post* post = p.post(p.rank, epoch);
-    post->kind = p.kind, post->bytes = static_cast<uint64_t>(p.n), post->call = c[3];
     __threadfence_system();
     *word(&post->epoch) = epoch;
-    __threadfence_system();
   }
 }
 
@@ -103,14 +125,16 @@ __device__ void fail(const Piece& p, const Fault& fault) {
 // Whether every rank's post of this exchange is there, and says what ours says.
 __device__ bool all_came(const Piece& p, uint32_t epoch, uint32_t call) {
   const uint64_t begun = now();
-  volatile uint32_t* state = word(&p.device.header->aborted);
+  Header* header = p.device.header;
   Fault fault{p.rank, 0, p.kind, 0, call, static_cast<uint64_t>(p.n), 0, 0, -1};
   for (int who = 0; who < p.ranks; ++who) {
     volatile Post* post = p.post(who, epoch);
-    while (*word(&post->epoch) != epoch) {
-      if (*state != kRuns) return false;
+    for (int polls = 1; *word(&post->epoch) != epoch; ++polls) {
+      if (polls % kPolls) continue;
+      if (*word(&header->aborted) != kRuns) return false;
       const double waited = static_cast<double>(now() - begun) * 1e-9;
-      if (waited > p.seconds) {
+      // Read here: a call in a command buffer was recorded under another patience.
+      if (waited > *reinterpret_cast<volatile double*>(&header->seconds[p.rank])) {
         fault.who = who, fault.waited = waited;
         fail(p, fault);
         return false;
@@ -127,50 +151,103 @@ __device__ bool all_came(const Piece& p, uint32_t epoch, uint32_t call) {
   return true;
 }
 
-__device__ float widen(uint16_t half) { return __uint_as_float(static_cast<uint32_t>(half) << 16); }
+__device__ float widen(uint32_t half) { return __uint_as_float(half << 16); }
 
 // To the nearest bfloat16, ties to even.
-__device__ uint16_t narrow(float value) {
+__device__ uint32_t narrow(float value) {
   const uint32_t bits = __float_as_uint(value);
-  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(bits >> 16 | 0x40);
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  if ((bits & 0x7fffffff) > 0x7f800000) return (bits >> 16 | 0x40) & 0xffff;
+  return ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) & 0xffff;
 }
 
-__device__ void sum(const Piece& p, uint32_t epoch, char* out) {
-  const int64_t first = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  const int64_t n = p.n / (p.half ? 2 : 4);
-  for (int64_t i = first; i < n; i += step) {
+// Four words of numbers: 4 of float32 or 8 of bfloat16.
+template <bool kHalf>
+struct Sum {
+  float total[kHalf ? 8 : 4];
+
+  __device__ void add(uint4 words, bool first) {
+    const uint32_t w[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (kHalf) {
+        const float low = widen(w[i] & 0xffff), high = __uint_as_float(w[i] & 0xffff0000);
+        total[2 * i] = first ? low : __fadd_rn(total[2 * i], low);
+        total[2 * i + 1] = first ? high : __fadd_rn(total[2 * i + 1], high);
+      } else {
+        const float term = __uint_as_float(w[i]);
+        total[i] = first ? term : __fadd_rn(total[i], term);
+      }
+    }
+  }
+
+  __device__ uint4 words() const {
+    uint32_t w[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      w[i] = kHalf ? narrow(total[2 * i]) | narrow(total[2 * i + 1]) << 16 : __float_as_uint(total[i]);
+    return make_uint4(w[0], w[1], w[2], w[3]);
+  }
+};
+
+// The sum in rank order; our own term is read where it is.
+template <bool kHalf>
+__device__ void sum(const Piece& p, uint32_t epoch, const char* x, char* out) {
+  const int64_t first = first_of_grid(), step = step_of_grid();
+  const bool whole = aligned(x, out, 0);
+  const int64_t count = whole ? p.n / 16 : 0;
+  for (int64_t base = first; base < count; base += step * kDeep) {
+    Sum<kHalf> sums[kDeep];
+    for (int who = 0; who < p.ranks; ++who) {
+      const char* from = who == p.rank ? x : p.slot(who, epoch);
+      uint4 got[kDeep];
+#pragma unroll
+      for (int k = 0; k < kDeep; ++k)
+        if (base + k * step < count) got[k] = load(from, base + k * step);
+#pragma unroll
+      for (int k = 0; k < kDeep; ++k) sums[k].add(got[k], who == 0);
+    }
+#pragma unroll
+    for (int k = 0; k < kDeep; ++k)
+      if (base + k * step < count) reinterpret_cast<uint4*>(out)[base + k * step] = sums[k].words();
+  }
+  constexpr int kSize = kHalf ? 2 : 4;
+  for (int64_t i = count * 16 / kSize + first; i < p.n / kSize; i += step) {
     float total = 0;
     for (int who = 0; who < p.ranks; ++who) {
-      const char* x = p.slot(who, epoch);
-      const float term = p.half ? widen(reinterpret_cast<const volatile uint16_t*>(x)[i])
-                                : reinterpret_cast<const volatile float*>(x)[i];
+      const char* from = who == p.rank ? x : p.slot(who, epoch);
+      const float term = kHalf ? widen(reinterpret_cast<const volatile uint16_t*>(from)[i])
+                               : reinterpret_cast<const volatile float*>(from)[i];
       total = who ? __fadd_rn(total, term) : term;
     }
-    if (p.half)
-      reinterpret_cast<uint16_t*>(out)[i] = narrow(total);
+    if (kHalf)
+      reinterpret_cast<uint16_t*>(out)[i] = static_cast<uint16_t>(narrow(total));
     else
       reinterpret_cast<float*>(out)[i] = total;
   }
 }
 
-__global__ void fold(Piece p, const char* x, char* y) {
+__device__ void fold(const Piece& p, const char* x, char* y, uint32_t epoch) {
+  char* out = y + p.at;
+  if (p.kind == kAllReduce && p.half) sum<true>(p, epoch, x + p.at, out);
+  if (p.kind == kAllReduce && !p.half) sum<false>(p, epoch, x + p.at, out);
+  if (p.kind == kBroadcast) copy(out, p.rank == p.root ? x + p.at : p.slot(p.root, epoch), p.n);
+  if (p.kind == kBarrier) copy(out, x + p.at, p.n);
+  for (int r = 0; r < p.ranks; ++r) {
+    if (p.kind == kAllGather)
+      copy(out + r * p.part, r == p.rank ? x + p.at : p.slot(r, epoch), p.n);
+    if (p.kind == kAllToAll) copy(out + r * p.part, p.slot(r, epoch) + p.rank * p.n, p.n);
+  }
+}
+
+// No block waits before it has staged, so a grid needs no room for all of its blocks at once.
+__global__ void exchange(Piece p, const char* x, char* y) {
   uint32_t* c = p.device.counters;
   const uint32_t epoch = *static_cast<volatile uint32_t*>(c);
   __shared__ bool came;
+  stage(p, x, epoch);
   if (threadIdx.x == 0) came = all_came(p, epoch, c[3]);
   __syncthreads();
-  if (came) {
-    char* out = y + p.at;
-    if (p.kind == kAllReduce) sum(p, epoch, out);
-    if (p.kind == kBroadcast) copy(out, p.slot(p.root, epoch), p.n);
-    if (p.kind == kBarrier) copy(out, x + p.at, p.n);
-    for (int r = 0; r < p.ranks; ++r) {
-      if (p.kind == kAllGather) copy(out + r * p.part, p.slot(r, epoch), p.n);
-      if (p.kind == kAllToAll) copy(out + r * p.part, p.slot(r, epoch) + p.rank * p.n, p.n);
-    }
-  }
+  if (came) fold(p, x, y, epoch);
   __syncthreads();
   if (threadIdx.x == 0 && atomicAdd(c + 2, 1) == gridDim.x - 1) {
     c[2] = 0;
@@ -180,6 +257,27 @@ __global__ void fold(Piece p, const char* x, char* y) {
   }
 }
 
+// Puts a collective on a stream: what one rank gives, of so many bytes, and gets.
+cudaError_t enqueue(World& w, int64_t kind, const char* x, char* y, int64_t bytes, bool half,
+                    int64_t root, cudaStream_t stream) {
+  const Segment& s = w.segment;
+  Piece p{*static_cast<Device*>(w.device), s.rank, s.ranks, static_cast<int>(root),
+          static_cast<uint32_t>(kind), s.slot_bytes};
+  p.part = kind == kAllToAll ? bytes / s.ranks : bytes;
+  p.half = half;
+  int64_t most = static_cast<int64_t>(s.slot_bytes);
+  if (kind == kAllToAll) most = most / s.ranks / 64 * 64;
+  p.at = 0;
+  do {
+    p.n = std::min(most, p.part - p.at), p.last = p.at + p.n >= p.part;
+    const int64_t wanted = (p.n + kThreads * 16 - 1) / (kThreads * 16);
+    const int blocks = static_cast<int>(std::clamp<int64_t>(wanted, 1, kMostBlocks));
+    exchange<<<blocks, kThreads, 0, stream>>>(p, x, y);
+    p.at += p.n;
+  } while (p.at < p.part);
+  return cudaGetLastError();
+}
+
 ffi::Error collective(cudaStream_t stream, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y,
                       int64_t id, int64_t kind, int64_t root) {
   World* w = id >= 0 && id < kWorlds ? worlds[id].get() : nullptr;
@@ -187,25 +285,9 @@ ffi::Error collective(cudaStream_t stream, ffi::AnyBuffer x, ffi::Result<ffi::An
   const bool half = x.element_type() == ffi::DataType::BF16;
   if (kind == kAllReduce && !half && x.element_type() != ffi::DataType::F32)
     return ffi::Error(ffi::ErrorCode::kInvalidArgument, "shm: all_reduce takes float32 or bfloat16");
-  Segment& s = w->segment;
-  Piece p{*static_cast<Device*>(w->device), s.rank, s.ranks, static_cast<int>(root),
-          static_cast<uint32_t>(kind), s.slot_bytes};
-  const int64_t bytes = static_cast<int64_t>(x.size_bytes());
-  p.part = kind == kAllToAll ? bytes / s.ranks : bytes;
-  p.half = half, p.seconds = w->seconds.load();
-  int64_t most = static_cast<int64_t>(s.slot_bytes);
-  if (kind == kAllToAll) most = most / s.ranks / 64 * 64;
-  p.at = 0;
-  do {
-    p.n = std::min(most, p.part - p.at), p.last = p.at + p.n >= p.part;
-    const int64_t wanted = p.n / (kThreads * 64) + 1;
-    const int blocks = static_cast<int>(std::min<int64_t>(wanted, kMostBlocks));
-    stage<<<blocks, kThreads, 0, stream>>>(p, static_cast<const char*>(x.untyped_data()));
-    fold<<<blocks, kThreads, 0, stream>>>(p, static_cast<const char*>(x.untyped_data()),
-                                          static_cast<char*>(y->untyped_data()));
-    p.at += p.n;
-  } while (p.at < p.part);
-  const cudaError_t error = cudaGetLastError();
+  const cudaError_t error = enqueue(*w, kind, static_cast<const char*>(x.untyped_data()),
+                                    static_cast<char*>(y->untyped_data()),
+                                    static_cast<int64_t>(x.size_bytes()), half, root, stream);
   if (error == cudaSuccess) return ffi::Error::Success();
   return ffi::Error(ffi::ErrorCode::kInternal, std::string("shm: ") + cudaGetErrorString(error));
 }

@@ -14,7 +14,6 @@ struct World {
   Segment segment;
   uint32_t epoch = 0;
   uint64_t call = 0;
-  std::atomic<double> seconds{0};  // the longest wait
   int spins = 0;                   // polls before sleeping
   std::atomic<bool> busy{false};
   void* device = nullptr;  // what a platform keeps
@@ -36,8 +35,9 @@ extern "C" int sparkjax_shm_open(const char* name, int rank, int ranks, uint64_t
   using namespace sparkjax;
   std::lock_guard<std::mutex> lock(opening);
   auto world = std::make_unique<World>();
-  world->epoch = epoch, world->seconds.store(seconds), world->spins = spins;
+  world->epoch = epoch, world->spins = spins;
   std::string error = world->segment.open(name, rank, ranks, slot_bytes, epoch, wait);
+  if (error.empty()) world->segment.header->seconds[rank].store(seconds);
   if (error.empty()) error = attach(*world);
   int id = 0;
   while (id < kWorlds && worlds[id]) ++id;
@@ -55,7 +55,9 @@ extern "C" void sparkjax_shm_abort(int id, const char* reason) {
 }
 
 extern "C" void sparkjax_shm_patience(int id, double seconds) {
-  if (sparkjax::worlds[id]) sparkjax::worlds[id]->seconds.store(seconds);
+  if (!sparkjax::worlds[id]) return;
+  sparkjax::Segment& s = sparkjax::worlds[id]->segment;
+  s.header->seconds[s.rank].store(seconds);
 }
 
 extern "C" void sparkjax_shm_why(int id, char* message, uint64_t room) {
