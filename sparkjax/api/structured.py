@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sparkjax.engine.records import Grammar
+from sparkjax.structured.calls import Calls, Offered
 from sparkjax.structured.judge import JudgeBusy
 from sparkjax.structured.matcher import GrammarError
 from sparkjax.structured.schema import SchemaError
 from sparkjax.structured.sources import Wanted
-from sparkjax.structured.tools import FREE, Calls, Offered
+from sparkjax.structured.tools import FREE
 from sparkjax.text.parsing.tagged import UNTHINK
 
 from . import errors
@@ -103,7 +104,11 @@ def with_tools(
     if not toolbox.offers or toolbox.mode == "none":
         return behind(constraint, after)
     free = toolbox.mode == "auto" and constraint is None
-    if free and not (any(o.strict for o in toolbox.offers) and served.format.name in FREE):
+    offered = tuple(
+        Offered(o.name, dict(o.tool.parameters), o.strict, o.format, o.tool.kind == "custom")
+        for o in toolbox.offers
+    )
+    if free and not (any(o.enforced for o in offered) and served.format.name in FREE):
         return None
     answer, strict = None, False
     if toolbox.mode == "auto" and constraint is not None:
@@ -123,7 +128,7 @@ def with_tools(
     }
     calls = Calls(
         served.format.name,
-        tuple(Offered(o.name, dict(o.tool.parameters), o.strict) for o in toolbox.offers),
+        offered,
         toolbox.parallel,
         tags,
         start == "call",
@@ -133,6 +138,8 @@ def with_tools(
     )
     wanted = Wanted("calls", msgspec.to_builtins(calls))
     param = "tool_choice" if toolbox.mode == "required" else "tools"
+    if served.format.splits == "channels":  # its grammars are about whole answers
+        after = ""
     return Constraint(wanted, param, after, constraint if answer is not None else None)
 
 

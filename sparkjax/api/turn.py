@@ -16,6 +16,7 @@ from .front import Front
 from .job import Work
 from .prompts import Prompt
 from .served import ServedModel
+from .structured import Constraint
 
 
 async def turn(front: Front, asked: ChatRequest) -> Work:
@@ -47,8 +48,14 @@ async def turn(front: Front, asked: ChatRequest) -> Work:
         parser=parsers(served, asked, prompt),
         one_call=not asked.toolbox.parallel,
         budget=asked.thinking.budget,
-        close=tuple(served.tokenizer.encode_rendered(served.format.close)),
+        close=tuple(served.tokenizer.encode_rendered(_close(served, constraint))),
     )
+
+
+def _close(served: ServedModel, constraint: Constraint | None) -> str:
+    """What the server ends reasoning with."""
+    calls = constraint is not None and constraint.wanted.kind == "calls"
+    return (calls and served.format.close_to_call) or served.format.close
 
 
 def _control(served: ServedModel) -> frozenset[str]:

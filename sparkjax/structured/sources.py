@@ -33,7 +33,7 @@ class Wanted(msgspec.Struct, frozen=True):
     Attributes:
       kind: what `value` is: nothing (any JSON object), a JSON Schema, a regular expression that
         the whole answer matches, a list of answers, a grammar in Lark's notation or in GBNF, or
-        `tools.Calls` (as plain data).
+        `calls.Calls` (as plain data).
       strict: of a schema: what cannot be enforced is an error, and not left out.
     """
 
@@ -72,9 +72,9 @@ def source(wanted: Wanted) -> Source:
         case "lark":
             return Source(_lark(wanted.value))
         case "calls":
-            from . import tools
+            from . import calls, tools
 
-            return Source(*tools.grammar(msgspec.convert(wanted.value, tools.Calls)))
+            return Source(*tools.grammar(msgspec.convert(wanted.value, calls.Calls)))
 
 
 def start(rule: str, *more: str) -> str:
@@ -99,11 +99,21 @@ def json_rule(schema: Any, one_of: bool = False) -> str:
 
 def regex_rule(pattern: str) -> str:
     """The rule of a text that a regular expression matches from end to end."""
+    return f"/{lark_pattern(pattern)}/"
+
+
+def lark_pattern(pattern: str) -> str:
+    """A regular expression that matches from end to end, as a terminal has it between slashes."""
+    return str(llguidance.regex_to_lark(whole_pattern(pattern), ""))
+
+
+def whole_pattern(pattern: str) -> str:
+    """A regular expression without the anchors at its two ends."""
     if pattern.startswith("^"):
         pattern = pattern[1:]
     if pattern.endswith("$") and not pattern.endswith("\\$"):
         pattern = pattern[:-1]
-    return f"/{llguidance.regex_to_lark(pattern, '')}/"
+    return pattern
 
 
 def choices(values: Sequence[str]) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
-from walks import CONTROL, TAGS, TOKENS, answer, text
+from walks import CONTROL, TAGS, TOKENS, answer, follows, text
 
 from sparkjax.structured import tools
+from sparkjax.structured.calls import Calls, Offered
 from sparkjax.structured.matcher import GrammarError
 from sparkjax.structured.schema import SchemaError
-from sparkjax.structured.tools import Calls, Offered
 from sparkjax.text.events import fold
 from sparkjax.text.parsing import FORMATS, Setup, Tool
 
@@ -52,9 +53,14 @@ def check(call) -> None:
     assert isinstance(arguments.get("where", {"x": 0})["x"], int | float)
 
 
-def parse(name: str, tokens: list[int], control: bool):
+def parse(name: str, tokens: list[int], control: bool, offered: tuple[Offered, ...] = OFFERED):
     setup = Setup(
-        {each.name: Tool(each.parameters or {"type": "object"}) for each in OFFERED},
+        {
+            each.name: Tool(
+                each.parameters or {"type": "object"}, "custom" if each.custom else "function"
+            )
+            for each in offered
+        },
         "content",
         frozenset(CONTROL) if control else frozenset(),
     )
@@ -108,6 +114,83 @@ def test_strict_calls_among_text_are_read_as_calls(name: str, control: bool):
     assert called
 
 
+INPUT = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+}
+CUSTOM = {
+    "regex": ({"syntax": "regex", "definition": '^go "(left|right)"\\\\\n?[0-9]{2}$'},
+              re.compile(r'go "(left|right)"\\\n?[0-9]{2}')),
+    "lark": ({"syntax": "lark", "definition": 'start: "go" (" " WORD)+ "}"\nWORD: /[a-c]+/'},
+             re.compile(r"go( [a-c]+)+}")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("free", [False, True], ids=["forced", "free"])
+@pytest.mark.parametrize("syntax", CUSTOM)
+@pytest.mark.parametrize("name", tools.WRITERS)
+def test_custom_tools_follow_their_grammars(name: str, syntax: str, free: bool):
+    """As plain text; where a format quotes it, a regular expression is the string's pattern and a
+    Lark grammar is left out."""
+    asked, pattern = CUSTOM[syntax]
+    offered = (Offered("walk", INPUT, input=asked, custom=True), Offered("stop"))
+    if free and name not in tools.FREE:
+        return
+    for control in (True, False):
+        calls = Calls(name, offered, tags=TAGS if control else {}, free=free)
+        source, left_out = tools.grammar(calls)
+        if left_out:
+            assert name in ("hermes", "llama", "pythonic") and left_out == ("walk.format",)
+            continue
+        found = set()
+        for seed in range(8):
+            for call in parse(name, answer(source, seed), control, offered).tool_calls:
+                assert call.complete
+                found.add(call.name)
+                if call.name == "walk":
+                    assert pattern.fullmatch(call.arguments), call
+        assert "walk" in found or free
+
+
+def test_a_custom_input_cannot_hold_what_ends_it():
+    any_text = Offered("f", INPUT, input={"syntax": "regex", "definition": "(?s:.*)"}, custom=True)
+    source, _ = tools.grammar(Calls("qwen", (any_text,), parallel=False))
+    begin = "<tool_call>\n<function=f>\n<parameter=input>\n"
+    end = "\n</parameter>\n</function>\n</tool_call>"
+    assert follows(source, f"{begin}a\n</b>{end}")
+    assert not follows(source, f"{begin}a</parameter>b{end}")
+
+
+@pytest.mark.parametrize("control", [True, False], ids=["control tokens", "text"])
+def test_T32_a_schema_and_tools_together_in_channels(control: bool):
+    schema = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"]}
+    calls = Calls("harmony", OFFERED, tags=TAGS if control else {}, answer=schema)
+    source, _ = tools.grammar(calls)
+    kinds = set()
+    for seed in range(12):
+        message = parse("harmony", answer(source, seed), control)
+        kinds.add(bool(message.tool_calls))
+        if message.tool_calls:
+            check(message.tool_calls[0])
+            assert not message.content
+        else:
+            assert json.loads(message.content)["x"] in (1, 2)
+    assert kinds == {True, False}
+
+
+def test_names_that_a_pythonic_call_cannot_have():
+    with pytest.raises(GrammarError, match="get-weather cannot be written"):
+        tools.grammar(Calls("pythonic", (Offered("get-weather"),)))
+    odd = {"type": "object", "properties": {"a b": {}, "c": {"type": "null"}}}
+    source, _ = tools.grammar(Calls("pythonic", (Offered("f", odd),), parallel=False))
+    assert follows(source, "[f(c=null)]") and follows(source, "[f()]")
+    needed = Offered("f", {**odd, "required": ["a b"]})
+    with pytest.raises(SchemaError) as error:
+        tools.grammar(Calls("pythonic", (needed,)))
+    assert error.value.path == "f.parameters.properties.a b"
+
+
 def test_T32_a_schema_and_tools_together_allow_either():
     """The first token picks: the answer that the schema describes, or calls."""
     schema = {
@@ -141,8 +224,8 @@ def test_T11_descriptions_play_no_part():
 
 
 def test_what_cannot_be_forced_says_so():
-    with pytest.raises(GrammarError, match="pythonic cannot be forced; allowed: hermes"):
-        tools.grammar(Calls("pythonic", OFFERED))
+    with pytest.raises(GrammarError, match="plain cannot be forced; allowed: hermes"):
+        tools.grammar(Calls("plain", OFFERED))
     strict = Offered(
         "f", {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}, True
     )

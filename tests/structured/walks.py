@@ -24,7 +24,8 @@ WORDS = [
 ]
 CONTROL = [
     "<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>",
-    "</arg_value>", "｜DSML｜",
+    "</arg_value>", "｜DSML｜", "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>",
+    "<|call|>", "<|return|>",
 ]  # fmt: skip
 END = 256 + len(WORDS) + len(CONTROL)
 TOKENS = [bytes([i]) for i in range(256)] + WORDS + [c.encode() for c in CONTROL] + [b"<end>"]
@@ -50,6 +51,8 @@ CLOSERS = [
     "<tool_call>",
     "<｜DSML｜tool_calls>\n",
     "<｜DSML｜ calls>\n",
+    "<|end|>",
+    "<|call|>",
 ]
 
 

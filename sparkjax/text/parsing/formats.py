@@ -34,6 +34,7 @@ class Format:
       model_types: of config.json: families without a template.
       calls: it has tool calls.
       close: what ends reasoning that has to end here.
+      close_to_call: the same where a grammar about calls goes on behind it; "" is `close`.
       splits: how reasoning is set apart: "tags" (<think>), "channels" (by the format itself),
         or "" (not at all).
     """
@@ -45,6 +46,7 @@ class Format:
     calls: bool = True
     splits: str = "tags"
     close: str = UNTHINK
+    close_to_call: str = ""
 
     def make(self, setup: Setup) -> Machine:
         """A parser of one answer."""
@@ -52,7 +54,8 @@ class Format:
 
 
 _LINES = "\n</think>\n\n"
-_FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
+_NEXT = "<|end|><|start|>assistant<|channel|>"
+_FINAL = f"{_NEXT}final<|message|>"
 # How calls of the probe are written (see `sample`): values on lines of their own, or not.
 _TIGHT = re.compile(r"<parameter=city>Oslo</parameter>")
 
@@ -67,7 +70,14 @@ FORMATS: dict[str, Format] = {
         Format("glm", Glm, lambda t: "<arg_key>" in t),
         Format("mimo", Mimo, lambda t: _xml(t) and bool(_TIGHT.search(t))),
         Format("qwen", Qwen, _xml, close=_LINES),
-        Format("harmony", Harmony, lambda t: "<|channel|>" in t, splits="channels", close=_FINAL),
+        Format(
+            "harmony",
+            Harmony,
+            lambda t: "<|channel|>" in t,
+            splits="channels",
+            close=_FINAL,
+            close_to_call=_NEXT,
+        ),
         Format(
             "hermes",
             Hermes,

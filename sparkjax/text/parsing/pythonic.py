@@ -10,6 +10,7 @@ import ast
 import json
 import re
 import warnings
+from typing import ClassVar
 
 from .json_text import Malformed, escaped
 from .machine import Arguments, Machine
@@ -179,15 +180,25 @@ def literal(text: str) -> str:
     Raises:
       Malformed: it is none, or has no JSON form.
     """
-    text = text.strip()
-    words = {"true": True, "false": False, "null": None}
     try:
         with warnings.catch_warnings():  # Python warns of text such as 1if
             warnings.simplefilter("ignore")
-            value = words[text] if text in words else ast.literal_eval(text)
+            tree = ast.parse(text.strip(), mode="eval")
+        value = ast.literal_eval(_Words().visit(tree))
         return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         raise Malformed from None
+
+
+class _Words(ast.NodeTransformer):
+    """JSON's own words as Python's constants."""
+
+    words: ClassVar[dict[str, bool | None]] = {"true": True, "false": False, "null": None}
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        if node.id in self.words:
+            return ast.Constant(self.words[node.id])
+        return node
 
 
 def _plain(value: object) -> object:
