@@ -1,12 +1,15 @@
 """Kernels against their references, the device's own limits, and PyTorch's kernels.
 
-    python bench/kernels.py [OPERATION ...] [--match TEXT] [--no-peers] [--out FILE]
+    python bench/kernels.py [OPERATION ...] [--match TEXT] [--no-peers] [--jobs N] [--out FILE]
 
 Every case runs in one program that goes through several sets of buffers, together larger than the
 caches; such programs are sent one behind the other, and the time of a run is the slope between few
 and many of them. In front of each comparison, freed memory is filled with NaN, so that what a kernel
-leaves unwritten shows. The copy bandwidth and the bf16 matrix rate are measured in the same process;
-on a device known to do better than what they come out at, nothing is published.
+leaves unwritten shows. The copy bandwidth and the bf16 matrix rate are measured in the same run; on a
+device known to do better than what they come out at, nothing is published.
+
+Tracing keeps one core busy, so `--jobs` processes share the cases: all compile at once, then one
+measures at a time.
 
 Prints a table on standard error and one JSON receipt. Exits 1 when a result is wrong or the device
 unhealthy; a target that is missed is reported as such.
@@ -18,12 +21,12 @@ import argparse
 import dataclasses
 import importlib
 import json
+import multiprocessing
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +119,9 @@ class Programs:
         key = jax.eval_shape(jax.random.key, 0)
         shapes = jax.eval_shape(case.build, key)
         run = jax.jit(case.run)
+        # What is not timed needs no search among library kernels.
+        cpu = jax.default_backend() == "cpu"
+        quick = {} if cpu else {"xla_gpu_autotune_level": 0}
         # Flat, as nodes of a tree cost the host time in every call.
         leaves, structure = jax.tree.flatten([shapes] * copies)
 
@@ -124,8 +130,8 @@ class Programs:
 
         reference = None
         if case.reference is not None:
-            reference = jax.jit(case.reference).lower(*shapes).compile()
-        build = jax.jit(case.build).lower(key).compile()
+            reference = jax.jit(case.reference).lower(*shapes).compile(quick)
+        build = jax.jit(case.build).lower(key).compile(quick)
         return cls(case, copies, build, run.lower(*shapes).compile(), reference,
                    jax.jit(many).lower(*leaves).compile())  # fmt: skip
 
@@ -217,49 +223,89 @@ def all_cases(operations: Sequence[str], match: str) -> list[Case]:
     return [case for module in modules for case in module.cases() if match in case.name]
 
 
+def peers(wanted: bool) -> Any:
+    """PyTorch, or None."""
+    if not wanted:
+        return None
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch
+
+
+def share(pipe: Any, operations: Sequence[str], match: str, part: slice, with_peers: bool) -> None:
+    """One process: compiles its part of the cases, says so, and measures them when told to."""
+    compiled: list[tuple[Case, Programs | Exception]] = []
+    for case in all_cases(operations, match)[part]:
+        try:
+            compiled.append((case, Programs.compile(case)))
+        except Exception as failure:  # one case's failure is its own
+            compiled.append((case, failure))
+    torch = peers(with_peers)
+    pipe.send(None)
+    bandwidth, rate, clocks = pipe.recv()
+    for case, programs in compiled:
+        try:
+            if isinstance(programs, Exception):
+                raise programs
+            row = measure(programs, bandwidth, rate, clocks, torch)
+        except Exception as failure:
+            row = {"operation": case.operation, "case": case.name, "correct": False,
+                   "failure": f"{type(failure).__name__}: {str(failure)[:300]}"}  # fmt: skip
+        pipe.send(row)
+    pipe.send(None)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("operations", nargs="*", help="as in bench/cases (all)")
     parser.add_argument("--match", default="", help="only cases whose names contain this")
     parser.add_argument("--no-peers", action="store_true", help="leave PyTorch out")
-    parser.add_argument("--out", type=Path, help="also write the receipt here")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--out", type=Path, help="also write the receipt here, row by row")
     args = parser.parse_args()
 
-    torch = None
-    if not args.no_peers:
-        try:
-            import torch
-        except ImportError:
-            print("PyTorch is not installed: no peers", file=sys.stderr)
+    cases = all_cases(args.operations, args.match)
+    jobs = min(args.jobs, len(cases)) or 1
+    spawn = multiprocessing.get_context("spawn")
+    pipes = []
+    for job in range(jobs):
+        here, there = spawn.Pipe()
+        part = slice(job, None, jobs)
+        given = (there, args.operations, args.match, part, not args.no_peers)
+        spawn.Process(target=share, args=given, daemon=True).start()
+        there.close()
+        pipes.append(here)
+    for pipe in pipes:
+        # Compiling measures too (XLA's choice of library kernels): all of it comes first.
+        pipe.recv()
     device = jax.devices()[0].device_kind
     bandwidth, rate, clocks = copy_bandwidth(), matrix_rate(), core_clocks()
-    print(f"{device}: copy {bandwidth / 1e9:.0f} GB/s, bf16 {rate / 1e12:.0f} TFLOP/s", file=sys.stderr)
+    print(f"{device}: copy {bandwidth / 1e9:.0f} GB/s, bf16 {rate / 1e12:.0f} TFLOP/s",
+          file=sys.stderr, flush=True)  # fmt: skip
     least = HEALTHY.get(device, (0.0, 0.0))
     if bandwidth < least[0] or rate < least[1]:
         sys.exit(f"{device} is not healthy: {least[0]:.3g} B/s and {least[1]:.3g} FLOP/s are usual")
-    cases = all_cases(args.operations, args.match)
-    # Compiling measures too (XLA's choice of library kernels): all of it comes first.
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        compiled = [pool.submit(Programs.compile, case) for case in cases]
-        wait(compiled)
-    rows = []
-    for case, programs in zip(cases, compiled, strict=True):
-        try:
-            row = measure(programs.result(), bandwidth, rate, clocks, torch)
-        except Exception as failure:  # one case's failure is its own
-            row = {"operation": case.operation, "case": case.name, "correct": False,
-                   "failure": f"{type(failure).__name__}: {str(failure)[:300]}"}  # fmt: skip
-        rows.append(row)
-        print(line(row), file=sys.stderr, flush=True)
-    again = copy_bandwidth()
+    rows: list[dict[str, Any]] = []
     receipt = {
         "what": "kernels",
         "device": device,
-        "copy_gb_s": [bandwidth / 1e9, again / 1e9],
+        "copy_gb_s": bandwidth / 1e9,
         "bf16_tflop_s": rate / 1e12,
         "copy_bytes_per_core_clock": bandwidth / clocks if clocks else None,
         "cases": rows,
     }
+    for pipe in pipes:
+        pipe.send((bandwidth, rate, clocks))
+        while (row := pipe.recv()) is not None:
+            rows.append(row)
+            print(line(row), file=sys.stderr, flush=True)
+            if args.out:
+                args.out.write_text(json.dumps(receipt, indent=1))
+    receipt["copy_gb_s_after"] = copy_bandwidth() / 1e9
+    order = {(c.operation, c.name): i for i, c in enumerate(cases)}
+    rows.sort(key=lambda row: order[row["operation"], row["case"]])
     if args.out:
         args.out.write_text(json.dumps(receipt, indent=1))
     receipts.show(receipt)

@@ -1,4 +1,4 @@
-"""Cases of `linear`: decode at one and eight rows, small matrices, prefill at 2,048 rows."""
+"""Cases of `linear`: decode at one, eight and 64 rows, small matrices, prefill at 2,048 rows."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ def cases() -> list[Case]:
     for kind in FORMATS:
         for rows, share in ((1, 1.0), (8, 0.8)):
             found.append(_decode(kind, *LARGE.get(kind, FOUR_BITS), rows, share))
+    for kind in ("bf16", "fp8 block", "nvfp4", "int4"):
+        found.append(_decode(kind, *LARGE.get(kind, FOUR_BITS), 64, None))
     found += [_decode(kind, n, k, 1, 1.0) for kind, n, k in SMALL]
     found += [_prefill(kind) for kind in ("bf16", "fp8 block", "nvfp4", "mxfp4", "int4")]
     return found
@@ -48,11 +50,12 @@ def _exact(x: jax.Array, w: Any) -> jax.Array:
     return reference.linear(x.astype(jnp.float32), w)
 
 
-def _decode(kind: str, n: int, k: int, rows: int, share: float) -> Case:
+def _decode(kind: str, n: int, k: int, rows: int, share: float | None) -> Case:
+    target = None if share is None else WANTED.get(kind, 0.40) * share
     return Case(
         "linear", f"{kind} {n}x{k} rows {rows}", partial(_build, kind=kind, n=n, k=k, rows=rows),
         _run, _exact, size(kind, n, k) + 2 * rows * (n + k), 2 * rows * n * k,
-        target=WANTED.get(kind, 0.40) * share, peer=partial(_peer, kind=kind, n=n, k=k, rows=rows),
+        target=target, peer=partial(_peer, kind=kind, n=n, k=k, rows=rows),
     )  # fmt: skip
 
 
@@ -79,6 +82,11 @@ def _peer(torch: Any, count: int, kind: str, n: int, k: int, rows: int) -> list[
         ws = [torch.ops.aten._convert_weight_to_int4pack(p, 8) for p in planes]
         scales = torch.rand(k // 128, n, 2, dtype=bf16, device=device)
         return [partial(torch.ops.aten._weight_int4pack_mm, x, w, 128, scales) for w in ws]
+    if kind == "int8":
+        ws = [torch.randint(-128, 128, (n, k), device=device, dtype=torch.int8)
+              for _ in range(count)]  # fmt: skip
+        scales = torch.rand(n, dtype=bf16, device=device)
+        return [partial(torch._weight_int8pack_mm, x, w, scales) for w in ws]
     if kind == "fp8 channel":
         # It multiplies FP8 by FP8, and takes sixteen rows at least.
         fp8 = torch.float8_e4m3fn
