@@ -398,12 +398,12 @@ def forward(
         x, cache, tapped = carry
         at, (mixer, feed) = layer.within(layers), layer.kind
         with jax.named_scope(f"{mixer}_attention"):
-            hc = site(x, p["attention_site"], at, hyper)
+            hc = site(x, p["attention_site"], at, hyper, context)
             y = rms_norm(collapse(hc.pre, x), p["attention_norm"], at, eps=config.eps, late_cast=True)
             mixed, cache = _mix(y, p, layer, cache, batch, config, context, ropes)
             x = expand(hc, mixed, x)
         with jax.named_scope("moe"):
-            hc = site(x, p["moe_site"], at, hyper)
+            hc = site(x, p["moe_site"], at, hyper, context)
             y = rms_norm(collapse(hc.pre, x), p["moe_norm"], at, eps=config.eps, late_cast=True)
             where = {"table_at" if feed == HASHED else "bias_at": layer.within(config.of(feed))}
             fed = moe(y, p["moe"], at, config.experts, batch, context, **where)
@@ -447,14 +447,14 @@ def draft(
         e = linear(e, p["embed_join"], at, context=context, rows=batch.rows)
         h = norm(hidden.astype(e.dtype), "hidden_norm")
         x = e[..., None, :] + linear(h, p["hidden_join"], at, context=context)
-        hc = site(x, p["attention_site"], at, hyper)
+        hc = site(x, p["attention_site"], at, hyper, context)
         y = norm(collapse(hc.pre, x), "attention_norm")
         latent = query_latent(y, p["attention"], at, config.attention, batch, context)
         mixed, cache = shared_kv(
             y, latent, p["attention"], at, cache, "draft_window", 0, batch, config.attention, context, rope
         )
         x = expand(hc, mixed, x)
-        hc = site(x, p["moe_site"], at, hyper)
+        hc = site(x, p["moe_site"], at, hyper, context)
         y = norm(collapse(hc.pre, x), "moe_norm")
         x = expand(hc, moe(y, p["moe"], at, config.experts, batch, context, bias_at=at), x)
         out = norm(collapse(head_weights(x, p["collapse"], hyper, at), x), "norm")

@@ -401,12 +401,12 @@ def forward(
                 x = x + engram_memory(x, p["engram"], memory, batch, config.eps, context)
         entering = x
         with jax.named_scope(f"{layer.kind.role}_attention"):
-            hc = site(x, p["attention_site"], at, hyper)
+            hc = site(x, p["attention_site"], at, hyper, context)
             y = norm(collapse(pre, x), "attention_norm", at)
             mixed, cache, chosen = _mix(y, p, layer, cache, chosen, batch, config, context, ropes)
             x, pre = expand(hc, mixed, x), hc.pre
         with jax.named_scope("moe"):
-            hc = site(x, p["moe_site"], at, hyper)
+            hc = site(x, p["moe_site"], at, hyper, context)
             y = norm(collapse(pre, x), "moe_norm", at)
             fed = moe(y, p["moe"], at, config.experts, batch, context, bias_at=at)
             x, pre = expand(hc, fed, x), hc.pre

@@ -357,12 +357,12 @@ def forward(
         x, cache, chosen, tapped = carry
         at, (mixer, feed) = layer.within(layers), layer.kind
         with jax.named_scope("kda" if mixer == LINEAR else "attention"):
-            hc = site(x, p["attn_site"], at, hyper)
+            hc = site(x, p["attn_site"], at, hyper, context)
             y = rms_norm(collapse(hc.pre, x), p["input_norm"], at, eps=config.eps)
             mixed, cache, chosen = mix(y, cache, chosen, layer)
             x = expand(hc, mixed, x)
         with jax.named_scope("mlp" if feed == DENSE else "moe"):
-            hc = site(x, p["ffn_site"], at, hyper)
+            hc = site(x, p["ffn_site"], at, hyper, context)
             y = rms_norm(collapse(hc.pre, x), p["post_norm"], at, eps=config.eps)
             fed = _feed(y, p, feed, layer.within(config.of(feed)), batch, config, context)
             x = expand(hc, fed, x)

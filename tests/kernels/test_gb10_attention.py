@@ -1,4 +1,4 @@
-"""The kernels of attention, states, indexers and convolutions compile for GB10 at real models' shapes.
+"""The kernels around matrix products compile for GB10 at real models' shapes.
 
 XLA refuses a kernel that wants more than the 99 KiB of shared memory that a block has there.
 """
@@ -19,6 +19,8 @@ from sparkjax.kernels.candidates import shapes as candidate_shapes
 from sparkjax.kernels.candidates import triton as candidates
 from sparkjax.kernels.gated_delta import shapes as delta_shapes
 from sparkjax.kernels.gated_delta import triton as delta
+from sparkjax.kernels.hyper import shapes as hyper_shapes
+from sparkjax.kernels.hyper import triton as hyper
 from sparkjax.kernels.indexer import shapes as indexer_shapes
 from sparkjax.kernels.indexer import triton as indexer
 from sparkjax.kernels.kda import shapes as kda_shapes
@@ -200,3 +202,14 @@ def test_convolutions(mesh, name, rows, tokens):
     tail = floats(rows, (shape.width - 1) * shape.dilation, shape.channels)
     run = functools.partial(conv.short_conv, dilation=shape.dilation)
     compiled(mesh, run, of(rows, tokens, shape.channels), tail, of(shape.channels, shape.width))
+
+
+@form
+@models(hyper_shapes.SHAPES)
+def test_hyper_connections(mesh, name, rows, tokens):
+    shape = hyper_shapes.SHAPES[name]
+    n, inputs = shape.streams, shape.streams * shape.hidden
+    run = functools.partial(hyper.coefficients, rounds=shape.rounds, eps=1e-6, norm_eps=1e-5)
+    weight = of(LAYERS, (2 + n) * n, inputs, dtype=shape.dtype)
+    extra = floats(LAYERS, (2 + n) * n), floats(LAYERS, 3)
+    compiled(mesh, run, of(rows, tokens, n, shape.hidden), weight, *extra, ints())

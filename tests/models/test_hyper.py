@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sparkjax.mesh.context import Context
 from sparkjax.models.layers import hyper
 from sparkjax.models.layers.hyper import Hyper
 
@@ -45,7 +46,7 @@ def test_a_site_follows_the_formula(n, rounds):
     h, params, p, streams, rng = made(n, rounds)
     y = rng.normal(size=(1, TOKENS, HIDDEN))
     x = jnp.asarray(streams, jnp.float32)
-    s = hyper.site(x, params, 1, h)
+    s = hyper.site(x, params, 1, h, Context())
     inside = hyper.collapse(s.pre, x)
     after = hyper.expand(s, jnp.asarray(y, jnp.float32), x)
     for t in range(TOKENS):
@@ -62,8 +63,8 @@ def test_a_site_follows_the_formula(n, rounds):
 def test_a_collapse_may_use_the_weights_of_another_site():
     h, params, p, streams, _ = made(4, 3, seed=1)
     x = jnp.asarray(streams, jnp.float32)
-    first = hyper.site(x, params, 0, h)
-    second = hyper.site(x, params, 1, h)
+    first = hyper.site(x, params, 0, h, Context())
+    second = hyper.site(x, params, 1, h, Context())
     assert np.abs(np.asarray(first.pre - second.pre)).max() > 0.01
     pre = formula(streams[0, 2], p["fn"][0], p["base"][0], p["scale"][0], h)[0]
     np.testing.assert_allclose(hyper.collapse(first.pre, x)[0, 2], pre @ streams[0, 2], atol=1e-5)
@@ -73,7 +74,11 @@ def test_a_collapse_may_use_the_weights_of_another_site():
 
 def test_a_learned_head():
     h, _, _, streams, rng = made(3, 2)
-    p = {"fn": rng.normal(size=(3, 3 * HIDDEN)), "base": rng.normal(size=3), "scale": rng.normal(size=1)}
+    p = {
+        "fn": rng.normal(size=(3, 3 * HIDDEN)),
+        "base": rng.normal(size=3),
+        "scale": rng.normal(size=1),
+    }
     found = hyper.head_weights(
         jnp.asarray(streams, jnp.float32), {k: jnp.asarray(v, jnp.float32) for k, v in p.items()}, h
     )

@@ -1,13 +1,9 @@
 """Manifold-constrained hyper-connections (mHC, Xie et al. 2026): several residual streams.
 
-A site stands around every sub-layer. From the streams X_1 .. X_N of a token it computes, all in
-float32,
+A site stands around every sub-layer. From the streams X_1 .. X_N of a token it computes
+`pre`, `post` and C (`kernels/hyper`); then
 
-    m    = fn rms(flatten X)                                  # over N * H values, no weight
-    pre  = sigmoid(scale_0 m[:N] + base[:N]) + eps            # collapses: x = sum_i pre_i X_i
-    post = 2 sigmoid(scale_1 m[N:2N] + base[N:2N])            # gives the output to each stream
-    C    = softmax_rows(scale_2 m[2N:] + base[2N:]) + eps     # N x N, made doubly stochastic:
-    C   /= colsum + eps;  (rounds - 1) times: C /= rowsum + eps, C /= colsum + eps
+    x    = sum_i pre_i X_i                                    # collapse: the sub-layer's input
     X'_j = post_j y + sum_i C_ij X_i                          # y: the sub-layer's output
 
 Two-pass families (glm5_next, deepseek_v4) collapse with the site's own `pre`; the single-pass one
@@ -17,11 +13,15 @@ Two-pass families (glm5_next, deepseek_v4) collapse with the site's own `pre`; t
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from ...kernels import hyper as kernels
+from ...mesh.context import Context
 from ...weights import formats
 from ..params import Dim, Param
 from .norm import rms
@@ -81,37 +81,20 @@ def spread_streams(x: jax.Array, hyper: Hyper) -> jax.Array:
     return jnp.broadcast_to(x[..., None, :], (*x.shape[:-1], hyper.streams, x.shape[-1]))
 
 
-def _logits(streams: jax.Array, p: dict[str, Any], at: Any, hyper: Hyper) -> jax.Array:
-    """fn rms(flatten X), float32 [..., out]."""
+def site(streams: jax.Array, p: dict[str, Any], at: Any, hyper: Hyper, context: Context) -> Site:
+    """The coefficients of one site; streams are [..., N, H]."""
+    found = kernels.coefficients(
+        streams, p["fn"], p["base"], p["scale"], at, context=context,
+        rounds=hyper.rounds, eps=hyper.eps, norm_eps=hyper.norm_eps,
+    )  # fmt: skip
+    return Site(*found)
+
+
+def head_weights(streams: jax.Array, p: dict[str, Any], hyper: Hyper, at: Any = None) -> jax.Array:
+    """The learned final collapse: sigmoid(scale fn rms(flatten X) + base) + eps, [..., N]."""
     flat = rms(streams.reshape(*streams.shape[:-2], -1), hyper.norm_eps)
     fn = formats.dequantize(p["fn"], at, jnp.float32)
-    return jnp.einsum("...k,nk->...n", flat, fn, precision=jax.lax.Precision.HIGHEST)
-
-
-def site(streams: jax.Array, p: dict[str, Any], at: Any, hyper: Hyper) -> Site:
-    """The coefficients of one site; streams are [..., N, H]."""
-    n, eps = hyper.streams, hyper.eps
-    m = _logits(streams, p, at, hyper)
-    base, scale = p["base"][at], p["scale"][at]
-    pre = jax.nn.sigmoid(m[..., :n] * scale[0] + base[:n]) + eps
-    post = 2 * jax.nn.sigmoid(m[..., n : 2 * n] * scale[1] + base[n : 2 * n])
-    mix = (m[..., 2 * n :] * scale[2] + base[2 * n :]).reshape(*m.shape[:-1], n, n)
-    mix = jax.nn.softmax(mix, axis=-1) + eps
-    mix = mix / (mix.sum(-2, keepdims=True) + eps)
-
-    def one(mix: jax.Array, _: None) -> tuple[jax.Array, None]:
-        mix = mix / (mix.sum(-1, keepdims=True) + eps)
-        return mix / (mix.sum(-2, keepdims=True) + eps), None
-
-    mix, _ = jax.lax.scan(one, mix, None, length=hyper.rounds - 1)
-    return Site(pre, post, mix)
-
-
-def head_weights(
-    streams: jax.Array, p: dict[str, Any], hyper: Hyper, at: Any = None
-) -> jax.Array:
-    """The learned final collapse: sigmoid(scale fn rms(flatten X) + base) + eps, [..., N]."""
-    m = _logits(streams, p, at, hyper)
+    m = jnp.einsum("...k,nk->...n", flat, fn, precision=jax.lax.Precision.HIGHEST)
     base, scale = (p["base"], p["scale"]) if at is None else (p["base"][at], p["scale"][at])
     return jax.nn.sigmoid(m * scale + base) + hyper.eps
 
@@ -128,11 +111,13 @@ def expand(s: Site, y: jax.Array, streams: jax.Array) -> jax.Array:
     Coefficients are rounded to the streams' dtype first, as published.
     """
     dtype = streams.dtype
-    mixed = jnp.einsum(
-        "...ij,...ih->...jh",
-        s.mix.astype(dtype),
-        streams,
-        precision=jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None,
-        preferred_element_type=jnp.float32,
+    mix = s.mix.astype(dtype).astype(jnp.float32)
+    # Element by element, so that XLA makes one kernel of it, and a token's bits are its own.
+    mixed = functools.reduce(
+        operator.add,
+        (
+            mix[..., i, :, None] * streams[..., i, None, :].astype(jnp.float32)
+            for i in range(streams.shape[-2])
+        ),
     )
     return s.post.astype(dtype)[..., None] * y[..., None, :] + mixed.astype(dtype)
