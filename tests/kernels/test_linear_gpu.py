@@ -8,18 +8,21 @@ import numpy as np
 import packed_weights as weights
 import pytest
 
-from sparkjax.kernels.linear import linear, panels, reference, triton, tuning
+from sparkjax.kernels.linear import linear, panels, reference, rotated, triton, tuning
 from sparkjax.kernels.linear.planes import planes_of, spec_of
 from sparkjax.kernels.linear.tile import Tile
 from sparkjax.mesh.context import Context
 from sparkjax.weights import formats
+from sparkjax.weights.formats import exl3
 
 TOLERANCE = 2e-3
 """Of a result that is rounded to bfloat16 once."""
-QUICK = ("fp8 block", "mxfp8", "nvfp4", "mxfp4", "gptq v1")
-KINDS = [
-    pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in weights.FORMATS
-]
+QUICK = (
+    "fp8 block", "mxfp8", "nvfp4", "mxfp4", "gptq v1", "awq", "bf16 in 12 bits", "gptq 3 bits by 32",
+    "exl3 4 mcg", "exl3 1.5 mul1",
+)  # fmt: skip
+ALL = (*weights.FORMATS, *weights.VARIANTS, *weights.EXL3)
+KINDS = [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in ALL]
 
 
 def exact(x, w, layer=None):
@@ -30,7 +33,7 @@ def exact(x, w, layer=None):
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_the_reference_interpreted(kind):
     # Neither outputs nor rows fill a tile.
-    w, x = weights.weight(kind, (2,), 40, 256), weights.rows(3, 256)
+    w, x = weights.weight(kind, (2,), 64 if "planar" in kind else 40, 256), weights.rows(3, 256)
     tile = tuning.tile_for(spec_of(w), 3)
     y = jax.jit(lambda x, w: triton.linear(x, w, jnp.int32(1), tile=tile, interpret=True))(x, w)
     assert weights.relative(y, exact(x, w, 1)) < TOLERANCE
@@ -38,12 +41,16 @@ def test_equals_the_reference_interpreted(kind):
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k.values[0] != "bf16"])
 def test_panels_are_the_dequantized_weights(kind):
-    w = weights.weight(kind, (2,), 40, 256)
+    w = weights.weight(kind, (2,), 64 if "planar" in kind else 40, 256)
     spec, tile = spec_of(w), tuning.many(spec_of(w))[0]
     run = lambda w: panels.decoded(  # noqa: E731
         spec, planes_of(w), jnp.ones(1, jnp.int32), 16, 24, tile, True
     )
     expected = w.dequantize(1, jnp.bfloat16)[16:40]
+    if spec.code == "trellis":
+        spec = rotated.padded(spec)
+        expected = jax.jit(exl3.decode, static_argnums=(1, 2))(w.trellis[1], w.codebook, w.as_e4m3)
+        expected = expected[16:40]
     np.testing.assert_array_equal(jax.jit(run)(w).astype(jnp.float32), expected.astype(jnp.float32))
 
 
@@ -66,7 +73,7 @@ def test_refusals_name_their_reason():
 
 @pytest.mark.parametrize("rows", [1, 2, 17, 64])
 def test_what_decides_bits_does_not_depend_on_rows(rows):
-    for kind in weights.FORMATS:
+    for kind in ALL:
         spec = spec_of(weights.weight(kind, (), 64, 1024))
         one, many = tuning.tile_for(spec, 1), tuning.tile_for(spec, rows)
         assert (one.words, one.splits) == (many.words, many.splits)
@@ -81,7 +88,7 @@ def tiles(spec):
 
 @pytest.mark.parametrize("k", [16, 48, 96, 176, 576, 1152, 5120])
 def test_sizes_are_powers_of_two_and_within_a_block_scale(k):
-    for kind in ("bf16", "fp8 channel", "fp8 block", "int4", "gptq v1"):
+    for kind in ("bf16", "fp8 channel", "fp8 block", "int4", "gptq v1", "int4 by 32", "awq by 16"):
         spec = spec_of(weights.weight(kind, (), 24, k))
         for tile in tiles(spec):
             for size in (tile.outputs, tile.words, tile.rows):
@@ -91,13 +98,16 @@ def test_sizes_are_powers_of_two_and_within_a_block_scale(k):
 
 
 def test_a_stack_of_several_formats_is_left_to_the_reference():
-    members = [np.zeros((8, 32), np.float32), jax.tree.map(np.asarray, weights.weight("int8", (), 8, 32))]
+    members = [
+        np.zeros((8, 32), np.float32),
+        jax.tree.map(np.asarray, weights.weight("int8", (), 8, 32)),
+    ]
     assert "no kernel for Mixed" in spec_of(formats.stack(members, (2,)))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", weights.FORMATS)
-@pytest.mark.parametrize(("n", "k"), [(40, 256), (512, 2048), (1000, 4224)])
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize(("n", "k"), [(64, 256), (512, 2048), (992, 4224)])
 def test_equals_the_reference_on_a_gpu(kind, n, k):
     context = Context("bfloat16", platform="cuda", kernels=(("linear", "triton"),))
     w, x = weights.weight(kind, (2,), n, k), weights.rows(300, k)

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import triton as plgpu
 
-FIELDS = {"e2m1": 8, "int4": 8, "e4m3": 4, "int8": 4}
-"""Kind of code -> codes in a word."""
+FIELDS = {"e2m1": 8, "int4": 8, "e4m3": 4, "int8": 4, "bf12": 4}
+"""Kind of code -> the most of them in a word."""
 
 
 def _pairs(asm: str, *tiles: jax.Array) -> jax.Array:
@@ -104,48 +104,92 @@ def e4m3(words: jax.Array, field: int, scale: jax.Array | None, interpret: bool)
     return _pairs(asm + "mul.rn.bf16x2 t, t, u;\nmul.rn.bf16x2 $0, t, $3;", words, scale)
 
 
-def int4(words: jax.Array, field: int, zero: jax.Array | None, interpret: bool) -> jax.Array:
-    """Unsigned 4-bit codes less a zero point (8 where there is none).
+def bits(
+    words: jax.Array, first: int, width: int, zero: jax.Array | None, interpret: bool
+) -> jax.Array:
+    """Unsigned codes of 2 to 7 bits less a zero point (the middle code where there is none).
 
     A code in a bfloat16's mantissa under the exponent of 128 is 128 + code.
 
     Args:
+      words: uint32 [n, w].
+      first: the bit where the code begins.
       zero: None, or uint32 [n, w], 128 + zero point as a bfloat16 in both halves.
     """
+    mask = (1 << width) - 1
+    middle = 0x4300 | 1 << width - 1
     if interpret:
-        code = ((words >> (4 * field)) & 15).astype(jnp.float32)
-        return (code + 128 - (136.0 if zero is None else _low_half(zero))).astype(jnp.bfloat16)
-    half, nibble = divmod(field, 4)
-    asm = (
-        f"prmt.b32 t, $1, $2, {('0x5410', '0x7632')[half]};\n"
-        f"shr.b32 t, t, {4 * nibble};\n"
-        "and.b32 t, t, 0x000F000F;\n"
-        "or.b32 t, t, 0x43004300;\n"
-    )
+        code = ((words >> first) & mask).astype(jnp.float32)
+        less = 128.0 + (1 << width - 1) if zero is None else _low_half(zero)
+        return (code + 128 - less).astype(jnp.bfloat16)
+    half, shift = divmod(first, 16)
+    if shift + width <= 16:
+        asm = f"prmt.b32 t, $1, $2, {('0x5410', '0x7632')[half]};\nshr.b32 t, t, {shift};\n"
+    else:
+        asm = f"shr.b32 t, $1, {first};\nshr.b32 u, $2, {first};\nprmt.b32 t, t, u, 0x5410;\n"
+    asm += f"and.b32 t, t, {mask * 0x10001:#x};\nor.b32 t, t, 0x43004300;\n"
     if zero is None:
-        return _pairs(asm + "mov.b32 u, 0x43084308;\nsub.rn.bf16x2 $0, t, u;", words)
+        return _pairs(asm + f"mov.b32 u, {middle * 0x10001:#x};\nsub.rn.bf16x2 $0, t, u;", words)
     return _pairs(asm + "sub.rn.bf16x2 $0, t, $3;", words, zero)
 
 
-def int8(words: jax.Array, field: int, offset: bool, interpret: bool) -> jax.Array:
-    """Bytes as signed integers; with `offset`, less 128 instead.
+def int8(
+    words: jax.Array, field: int, offset: bool, zero: jax.Array | None, interpret: bool
+) -> jax.Array:
+    """Bytes as signed integers; with `offset`, less 128 instead; less a zero point where there is
+    one.
 
     The low seven bits under the exponent of 128 are 128 + them; the sign bit there turns 128 into
     256, and the difference of the two is the number.
+
+    Args:
+      zero: None, or uint32 [n, w], the (signed) zero point as a bfloat16 in both halves.
     """
     flip = 0x80808080 if offset else 0
     if interpret:
-        code = (((words ^ flip) >> (8 * field)) & 255).astype(jnp.int32)
-        return jnp.where(code >= 128, code - 256, code).astype(jnp.bfloat16)
+        code = (((words ^ jnp.uint32(flip)) >> (8 * field)) & 255).astype(jnp.int32)
+        value = jnp.where(code >= 128, code - 256, code).astype(jnp.float32)
+        return (value if zero is None else value - _low_half(zero)).astype(jnp.bfloat16)
     asm = (
         f"prmt.b32 t, $1, $2, 0x{4 + field}{4 + field}{field}{field};\n"
         + (f"xor.b32 t, t, {flip:#x};\n" if offset else "")
         + "lop3.b32 u, t, 0x00800080, 0x43004300, 0xEA;\n"
         "and.b32 t, t, 0x007F007F;\n"
         "or.b32 t, t, 0x43004300;\n"
-        "sub.rn.bf16x2 $0, t, u;"
     )
-    return _pairs(asm, words)
+    if zero is None:
+        return _pairs(asm + "sub.rn.bf16x2 $0, t, u;", words)
+    return _pairs(asm + "sub.rn.bf16x2 t, t, u;\nsub.rn.bf16x2 $0, t, $3;", words, zero)
+
+
+def bf12(
+    low: jax.Array, codes: jax.Array, field: int, base: jax.Array, interpret: bool
+) -> jax.Array:
+    """Signs and mantissas in bytes, exponents that are base + a 4-bit code.
+
+    Args:
+      low: uint32 [n, w], four bytes each.
+      codes: uint32 [n, w], four codes in the low half.
+      base: uint32 [n, w], base << 7 in both halves.
+    """
+    if interpret:
+        exponent = (codes >> 4 * field & 15) + (base >> 7 & 511)
+        return joined(low >> 8 * field, exponent).astype(jnp.bfloat16)
+    asm = (
+        f"prmt.b32 t, $1, $2, 0x{4 + field}{4 + field}{field}{field};\n"
+        "and.b32 t, t, 0x807F807F;\n"
+        "prmt.b32 u, $3, $4, 0x5410;\n"
+        f"{_shift('u', 7 - 4 * field)}\n"
+        "lop3.b32 t, u, 0x07800780, t, 0xEA;\n"  # (u & mask) | t
+        "add.u32 $0, t, $5;"
+    )
+    return _pairs(asm, low, codes, base)
+
+
+def joined(low: jax.Array, exponent: jax.Array) -> jax.Array:
+    """float32 of a sign and a mantissa in the lowest byte of `low` and an exponent (uint32)."""
+    bits = (low & 128) << 24 | exponent << 23 | (low & 127) << 16
+    return lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def _low_half(words: jax.Array) -> jax.Array:
@@ -202,6 +246,6 @@ def e8m0_float(code: jax.Array) -> jax.Array:
     )
 
 
-def zero_point(value: jax.Array) -> jax.Array:
-    """128 + value (uint32, 0 .. 127) as a bfloat16 in both halves of a word, for `int4`."""
-    return _twice(0x4300 | value)
+def pair(value: jax.Array) -> jax.Array:
+    """Integers of at most eight significant bits (int32) as a bfloat16 in both halves of a word."""
+    return _twice(lax.bitcast_convert_type(value.astype(jnp.float32), jnp.uint32) >> 16)

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from . import decode
 from .planes import Planes, Spec
-from .tile import Outputs, Tile, contract, lowered, whole_scale
+from .tile import Outputs, Tile, contract, inputs_in_order, joined, lowered, whole_scale
 
 PANEL = 32 << 20
 """Bytes of bfloat16 weights that exist at a time."""
@@ -29,26 +30,28 @@ def linear(
     decoding: Tile,
     product: Tile,
     interpret: bool,
+    dtype: Any = jnp.bfloat16,
 ) -> jax.Array:
     """y[r, n] = sum_k x[r, k] W[member, n, k]; weights are rounded to bfloat16.
 
     Args:
-      x: bfloat16 [R, K].
+      x: bfloat16 [R, K]; float16 for a trellis, whose numbers are.
       member: int32 [1].
       decoding, product: tiles of the two kernels.
+      dtype: of the result.
 
     Returns:
-      bfloat16 [R, N].
+      [R, N].
     """
     if spec.code == "bf16":
-        return _product(x, planes.words, member, None, 0, spec.rows, product, interpret)
+        return _product(x, planes.words, member, None, 0, spec.rows, product, dtype, interpret)
     most = max(PANEL // (2 * spec.cols) // product.outputs, 1) * product.outputs
     y = None
     for n0 in range(0, spec.rows, most):
         count = min(most, spec.rows - n0)
         panel = decoded(spec, planes, member, n0, count, decoding, interpret)
         zero = jnp.zeros(1, jnp.int32)
-        y = _product(x, panel[None], zero, y, n0, spec.rows, product, interpret)
+        y = _product(x, panel[None], zero, y, n0, spec.rows, product, dtype, interpret)
     assert y is not None
     return y
 
@@ -62,8 +65,10 @@ def decoded(
     tile: Tile,
     interpret: bool,
 ) -> jax.Array:
-    """Weights of outputs start .. start + count as bfloat16 [count, K]; tile.rows is not used."""
+    """Weights of outputs start .. start + count as bfloat16 [count, K], those of a trellis as float16
+    in its basis; tile.rows is not used."""
     names = planes.names()
+    dtype = jnp.float16 if spec.code == "trellis" else jnp.bfloat16
     width = tile.words * spec.fields
 
     def kernel(member_ref: Any, *refs: Any) -> None:
@@ -72,36 +77,49 @@ def decoded(
         n0, w0 = pl.program_id(0) * tile.outputs, pl.program_id(1) * tile.words
         at = plgpu.load(member_ref.at[jnp.zeros((), jnp.int32)])
         place = Outputs(spec, at, start + n0, tile)
-        field = place.fields(weight, w0, interpret)
-        values = _woven([field(f) for f in range(spec.fields)]).reshape(tile.outputs, width)
-        if spec.block is not None or spec.whole or spec.lifted:
+        form = place.fields(weight, w0, interpret)
+
+        def slot_values(slot: int) -> jax.Array:
+            values = inputs_in_order(spec, [form(f, slot) for f in range(spec.fields)])
+            if spec.block is None and not spec.whole and not spec.lifted:
+                return values
             exact = lowered(spec, values.astype(jnp.float32))
             if spec.block is not None:
-                exact = exact * place.block_scale(weight, w0)[:, None]
-            values = whole_scale(spec, weight, at, exact).astype(jnp.bfloat16)
+                exact = exact * place.block_scale(weight, w0, slot)[:, None]
+            return whole_scale(spec, weight, at, exact).astype(jnp.bfloat16)
+
+        values = joined([slot_values(slot) for slot in range(spec.across)])
         outputs = n0 + jnp.arange(tile.outputs, dtype=jnp.int32)
         inputs = w0 * spec.fields + jnp.arange(width, dtype=jnp.int32)
         mask = (outputs < count)[:, None] & (inputs < spec.cols)[None, :]
         view = out_ref.at[pl.ds(n0, tile.outputs), pl.ds(w0 * spec.fields, width)]
         plgpu.store(view, values, mask=mask)
 
-    return pl.pallas_call(
+    panel = pl.pallas_call(
         kernel,
         name=f"decode_{spec.code}",
-        out_shape=jax.ShapeDtypeStruct((count, spec.cols), jnp.bfloat16),
+        out_shape=jax.ShapeDtypeStruct((count, spec.cols), dtype),
         grid=(-(-count // tile.outputs), -(-spec.words // tile.words)),
         in_specs=[_ANY] * (1 + len(names)),
         out_specs=_ANY,
         compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=1),
         interpret=interpret,
     )(member, *planes.arrays())
+    return _with_escapes(spec, planes, member[0], start, panel) if spec.escapes else panel
 
 
-def _woven(parts: list[jax.Array]) -> jax.Array:
-    """[n, w, 2, 2, ...]: fields at the places of their numbers' bits, the highest first."""
-    if len(parts) == 1:
-        return parts[0]
-    return jnp.stack([_woven(parts[0::2]), _woven(parts[1::2])], axis=-1)
+def _with_escapes(
+    spec: Spec, planes: Planes, member: jax.Array, start: int, panel: jax.Array
+) -> jax.Array:
+    """The panel with escaped weights of 12-bit planes in their places."""
+    assert planes.places is not None and planes.exponents is not None
+    place = planes.places[member]
+    row, column = place // spec.cols, place % spec.cols
+    low = planes.words[member, row, column // 4] >> (column % 4 * 8).astype(jnp.uint32)
+    values = decode.joined(low, planes.exponents[member].astype(jnp.uint32)).astype(jnp.bfloat16)
+    # Rows of other panels, and those that fill the list up, are dropped.
+    row = jnp.where(row < start, panel.shape[0], row - start)
+    return panel.at[row, column].set(values, mode="drop", unique_indices=True)
 
 
 def _product(
@@ -112,6 +130,7 @@ def _product(
     start: int,
     total: int,
     tile: Tile,
+    dtype: Any,
     interpret: bool,
 ) -> jax.Array:
     """x [R, K] times the transpose of w [M, N, K], into columns start .. start + N of y."""
@@ -142,7 +161,7 @@ def _product(
     return pl.pallas_call(
         kernel,
         name="linear_rows",
-        out_shape=jax.ShapeDtypeStruct((count, total), x.dtype),
+        out_shape=jax.ShapeDtypeStruct((count, total), dtype),
         grid=(-(-count // tile.rows), -(-spec.rows // tile.outputs)),
         in_specs=[_ANY] * (3 + (y is not None)),
         out_specs=_ANY,

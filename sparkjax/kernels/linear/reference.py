@@ -10,9 +10,7 @@ import jax.numpy as jnp
 from ...weights import formats
 
 
-def linear(
-    x: jax.Array, w: Any, layer: Any = None, *, rows: jax.Array | None = None
-) -> jax.Array:
+def linear(x: jax.Array, w: Any, layer: Any = None, *, rows: jax.Array | None = None) -> jax.Array:
     """y[..., n] = sum_k x[..., k] W[n, k], accumulated in float32, in x's dtype.
 
     Raises:

@@ -17,7 +17,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from . import decode
+from ...weights.formats.awq import SLOTS
+from ...weights.formats.gptq import PLANES
+from . import decode, trellis
 from .planes import Spec
 
 Refs = dict[str, Any]
@@ -30,7 +32,7 @@ class Tile:
 
     Attributes:
       outputs: rows of the weight, a power of two from 16.
-      words: elements of `Planes.words` along K in a step, a power of two from 16.
+      words: elements (see planes.py) along K in a step, a power of two from 16.
       rows: rows of x, a power of two from 8.
       warps: of 32 threads.
       stages: steps whose loads are under way at once.
@@ -51,7 +53,7 @@ def contract(
     member: jax.Array,
     n0: jax.Array,
     steps: tuple[Any, Any],
-    x_tile: Callable[[int, jax.Array], jax.Array],
+    x_tile: Any,
     tile: Tile,
     interpret: bool,
 ) -> list[jax.Array]:
@@ -60,8 +62,8 @@ def contract(
     Args:
       member: int32 [], which matrix of the stacks.
       n0: int32 [], the first output.
-      x_tile: (field, first word) -> bfloat16 [tile.rows, tile.words], the inputs that a field of
-        these words meets; zeros past the end of K.
+      x_tile: (field, first element) -> bfloat16 [tile.rows, tile.words], the inputs that a field of
+        these elements meets; zeros past the end of K. For 12-bit weights it has `at`, see `Rows`.
 
     Returns:
       For each weight float32 [tile.outputs, tile.rows]: weights times x, transposed, without the
@@ -69,33 +71,77 @@ def contract(
     """
     at = Outputs(spec, member, n0, tile)
     stepped = spec.step < spec.words
+    forms = [(i, slot) for i in range(len(weights)) for slot in range(spec.across)]
 
     def step(index: jax.Array, carry: Any) -> Any:
-        sums, scales = carry
+        sums, numbers = carry
         w0 = index * tile.words
-        loaded = [at.fields(refs, w0, interpret) for refs in weights]
-        # Of the next step: a load that no product waits for.
-        later = [at.block_scale(refs, w0 + tile.words) for refs in weights] if stepped else scales
+        loaded = [
+            at.fields(refs, w0, interpret, zeros)
+            for refs, (_, zeros) in zip(weights, numbers, strict=True)
+        ]
+        # Of the next step: loads that no product waits for.
+        later = [at.numbers(refs, w0 + tile.words) for refs in weights] if stepped else numbers
         parts = [jnp.zeros_like(s) for s in sums] if stepped else list(sums)
         for field in range(spec.fields):
             x = x_tile(field, w0)
-            for i, form in enumerate(loaded):
-                parts[i] = parts[i] + lax.dot_general(
-                    form(field), x, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
-                )
+            for j, (i, slot) in enumerate(forms):
+                parts[j] = parts[j] + lax.dot_general(
+                    loaded[i](field, slot), x, (((1,), (1,)), ((), ())),
+                    preferred_element_type=jnp.float32,
+                )  # fmt: skip
         if stepped:
             parts = [
-                s + scale[:, None] * part
-                for s, scale, part in zip(sums, scales, parts, strict=True)
+                s + numbers[i][0][slot][:, None] * part
+                for s, part, (i, slot) in zip(sums, parts, forms, strict=True)
             ]
         return parts, later
 
-    zeros = [jnp.zeros((tile.outputs, tile.rows), jnp.float32) for _ in weights]
-    first = [at.block_scale(refs, steps[0] * tile.words) for refs in weights] if stepped else []
+    zeros = [jnp.zeros((at.count, tile.rows), jnp.float32) for _ in forms]
+    first = [at.numbers(refs, steps[0] * tile.words if stepped else 0) for refs in weights]
     sums, _ = lax.fori_loop(*steps, step, (zeros, first))
     if spec.block is not None and not stepped:
-        sums = [s * at.block_scale(r, 0)[:, None] for s, r in zip(sums, weights, strict=True)]
-    return [lowered(spec, s) for s in sums]
+        sums = [s * first[i][0][slot][:, None] for s, (i, slot) in zip(sums, forms, strict=True)]
+    if spec.escapes:
+        width = tile.words * spec.fields
+        span = (steps[0] * width, steps[1] * width)
+        sums = [at.escaped(r, s, x_tile, span) for r, s in zip(weights, sums, strict=True)]
+    across = spec.across
+    return [lowered(spec, joined(sums[i * across : (i + 1) * across])) for i in range(len(weights))]
+
+
+def output(spec: Spec, row: jax.Array, slot: int) -> jax.Array:
+    """int32: the output of a slot of the elements in these rows."""
+    if spec.code == "trellis":
+        return row // 8 * 16 + row % 8 + 8 * slot
+    return row * spec.across + (SLOTS.index(slot) if spec.across > 1 else 0)
+
+
+def joined(parts: Sequence[jax.Array]) -> jax.Array:
+    """Outputs of each slot of the elements, [n, X] each, in the outputs' order: [n * slots, X]."""
+    if len(parts) == 1:
+        return parts[0]
+    if len(parts) == 2:
+        found = woven(parts).reshape(-1, 8, parts[0].shape[1], 2)
+        return found.transpose(0, 3, 1, 2).reshape(-1, parts[0].shape[1])
+    found = woven([parts[slot] for slot in SLOTS])
+    axes = (0, *range(2, found.ndim), 1)
+    return found.transpose(axes).reshape(-1, parts[0].shape[1])
+
+
+def woven(parts: Sequence[jax.Array]) -> jax.Array:
+    """[n, w, 2, 2, ...]: parts at the places of their numbers' bits, the highest first."""
+    if len(parts) == 1:
+        return parts[0]
+    return jnp.stack([woven(parts[0::2]), woven(parts[1::2])], axis=-1)
+
+
+def inputs_in_order(spec: Spec, fields: Sequence[jax.Array]) -> jax.Array:
+    """Every field of the elements, [n, w] each, in the inputs' order: [n, w * fields]."""
+    found, n = woven(fields), fields[0].shape[0]
+    if spec.code == "trellis":
+        found = found.reshape(n, -1, 4, 2, 2).transpose(0, 1, 3, 2, 4)
+    return found.reshape(n, -1)
 
 
 def lowered(spec: Spec, values: jax.Array) -> jax.Array:
@@ -115,46 +161,95 @@ class Outputs:
     """Loads of one program's outputs of one member."""
 
     def __init__(self, spec: Spec, member: jax.Array, n0: jax.Array, tile: Tile):
-        self.spec, self.member, self.n0, self.tile = spec, member, n0, tile
-        self.outputs = n0 + jnp.arange(tile.outputs, dtype=jnp.int32)
+        self.spec, self.member, self.tile = spec, member, tile
+        self.count = tile.outputs // spec.across
+        self.first = n0 // spec.across
+        self.row = self.first + jnp.arange(self.count, dtype=jnp.int32)
+        # Of each slot.
+        self.outputs = [
+            jnp.minimum(output(spec, self.row, slot), spec.rows - 1) for slot in range(spec.across)
+        ]
         self.ragged = spec.rows % tile.outputs != 0
 
     def rows(self, plane: Any, w0: Any, size: int, end: int) -> jax.Array:
-        """[outputs, size] from column w0 on; zeros past `end` columns and past the last output."""
-        ref = plane.at[self.member, pl.ds(self.n0, self.tile.outputs), pl.ds(w0, size)]
-        mask = None
-        if self.ragged:
-            mask = jnp.broadcast_to(
-                (self.outputs < self.spec.rows)[:, None], (self.tile.outputs, size)
-            )
-        if end % size:
-            inside = (w0 + jnp.arange(size, dtype=jnp.int32) < end)[None, :]
-            inside = jnp.broadcast_to(inside, (self.tile.outputs, size))
-            mask = inside if mask is None else mask & inside
+        """[count, size] from column w0 on; zeros past `end` columns and past the last row."""
+        ref = plane.at[self.member, pl.ds(self.first, self.count), pl.ds(w0, size)]
+        mask = self._mask(w0 + jnp.arange(size, dtype=jnp.int32), end)
         if mask is None:
             return plgpu.load(ref)
         return plgpu.load(ref, mask=mask, other=jnp.zeros((), plane.dtype))
 
-    def block_scale(self, refs: Refs, w0: Any) -> jax.Array:
-        """float32 [outputs]: the block scale of the inputs of word w0 (the last block past K)."""
-        assert self.spec.block is not None
-        bn, bk = self.spec.block
-        plane = refs["block_scale"]
-        column = (
-            jnp.minimum(w0 * self.spec.fields // bk, plane.shape[-1] - 1)
-            if bk
-            else jnp.zeros((), jnp.int32)
-        )
-        row = jnp.minimum(self.outputs, self.spec.rows - 1)
-        row = row if bn == 1 else row // bn if bn else jnp.zeros_like(row)
-        found = plgpu.load(plane.at[self._same(self.member), row, self._same(column)])
+    def _mask(self, column: jax.Array, end: int) -> jax.Array | None:
+        shape = (self.count, column.shape[0])
+        mask = None
+        if self.ragged:
+            inside = (self.row < self.spec.rows // self.spec.across)[:, None]
+            mask = jnp.broadcast_to(inside, shape)
+        if end % column.shape[0]:
+            inside = jnp.broadcast_to((column < end)[None, :], shape)
+            mask = inside if mask is None else mask & inside
+        return mask
+
+    def elements(self, plane: Any, w0: jax.Array) -> jax.Array:
+        """uint32 [count, words]: the elements from w0 on; past the end of K they are arbitrary."""
+        spec, words = self.spec, self.tile.words
+        if spec.code == "bf16" or spec.size == 32:
+            return self.rows(plane, w0, words, spec.words)
+        column = w0 + jnp.arange(words, dtype=jnp.int32)
+        mask = self._mask(column, spec.words)
+        last = plane.shape[-1] - 1
+
+        def cells(at: jax.Array) -> jax.Array:
+            shape = (self.count, words)
+            index = (self.member, self.row[:, None], jnp.minimum(at, last)[None, :])
+            ref = plane.at[tuple(jnp.broadcast_to(i, shape) for i in index)]
+            if mask is None:
+                return plgpu.load(ref)
+            return plgpu.load(ref, mask=mask, other=jnp.zeros((), plane.dtype))
+
+        found = jnp.zeros((), jnp.uint32)
+        for low, width, at, shift, straddles in runs(spec, column * spec.fields):
+            by = shift.astype(jnp.uint32)[None, :]
+            codes = cells(at) >> by
+            if straddles:
+                # Two shifts, since one by 32 is undefined.
+                codes = codes | (cells(at + 1) << 1) << (31 - by)
+            if spec.planar:
+                codes = _spread(codes & ((1 << width * spec.fields) - 1), width)
+            found = found | codes << low
+        return found
+
+    def block_scale(self, refs: Refs, w0: Any, slot: int = 0) -> jax.Array:
+        """float32 [count]: the block scale of the inputs of element w0 (the last block past K)."""
+        found = self._blocks(refs["block_scale"], w0, slot)
         if found.dtype == jnp.uint8:
             return decode.e8m0_float(found.astype(jnp.uint32))
         return found.astype(jnp.float32)
 
+    def _blocks(self, plane: Any, w0: Any, slot: int) -> jax.Array:
+        """A plane shaped as the block scales: [count], of the inputs of element w0."""
+        assert self.spec.block is not None
+        bn = self.spec.block[0]
+        row = self.outputs[slot]
+        row = row if bn == 1 else row // bn if bn else jnp.zeros_like(row)
+        return plgpu.load(plane.at[self._same(self.member), row, self._column(plane, w0)])
+
+    def _column(self, plane: Any, w0: Any) -> jax.Array:
+        """int32 [count]: the block of the inputs of element w0, the same for all."""
+        assert self.spec.block is not None
+        bk = self.spec.block[1]
+        column = jnp.minimum(w0 * self.spec.fields // bk, plane.shape[-1] - 1) if bk else 0
+        return self._same(jnp.asarray(column, jnp.int32))
+
     def _same(self, index: jax.Array) -> jax.Array:
-        """An index for every output: those of one load have one shape."""
-        return jnp.broadcast_to(index, self.outputs.shape)
+        """An index for every row: those of one load have one shape."""
+        return jnp.broadcast_to(index, self.row.shape)
+
+    def numbers(self, refs: Refs, w0: Any) -> tuple[list[jax.Array], list[jax.Array]]:
+        """Block scales and `zeros` of the inputs of element w0, for each slot [count]; empty where
+        there are none."""
+        slots = range(self.spec.across if self.spec.block is not None else 0)
+        return [self.block_scale(refs, w0, slot) for slot in slots], self.zeros(refs, w0)
 
     def group_scale(self, plane: Any, w0: jax.Array, interpret: bool) -> jax.Array:
         """uint32 [outputs, words]: the scale of each word, a bfloat16 in both halves."""
@@ -169,39 +264,155 @@ class Outputs:
             return decode.e8m0_scale(code)
         return decode.e4m3_scale(code, interpret)
 
-    def zero(self, plane: Any, w0: jax.Array) -> jax.Array:
-        """uint32 [outputs, words]: 128 + the zero point of each output, see `decode.int4`."""
-        assert self.spec.block is not None
-        bk = self.spec.block[1]
-        column = (
-            jnp.minimum(w0 * self.spec.fields // bk, plane.shape[-1] - 1)
-            if bk
-            else jnp.zeros((), jnp.int32)
-        )
-        row = jnp.minimum(self.outputs, self.spec.rows - 1)
-        words = lax.bitcast_convert_type(
-            plgpu.load(plane.at[self._same(self.member), row // 8, self._same(column)]), jnp.uint32
-        )
-        if self.spec.minus_one:
-            words = words + jnp.uint32(0x11111111)
-        value = (words >> (row % 8 * 4).astype(jnp.uint32)) & 15
-        pair = decode.zero_point(value)[:, None]
-        return jnp.broadcast_to(pair, (self.tile.outputs, self.tile.words))
-
-    def fields(self, refs: Refs, w0: jax.Array, interpret: bool) -> Callable[[int], jax.Array]:
-        """Loads a step's weights; the result gives each field as bfloat16 [outputs, words],
-        not yet `lowered` and without block scale and scale of the whole."""
+    def zeros(self, refs: Refs, w0: Any) -> list[jax.Array]:
+        """uint32 [count] for each slot: zero points as `decode.bits` and `decode.int8` want them, or
+        the base as `decode.bf12` wants it."""
         spec = self.spec
-        words = self.rows(refs["words"], w0, self.tile.words, spec.words)
+        if spec.code == "bf12":
+            base = plgpu.load(refs["base"].at[self.member]).astype(jnp.uint32) << 7
+            return [self._same(base | base << 16)]
+        if not spec.zero:
+            return []
+        plane = refs["zero"]
+        if spec.zero == "bytes":
+            found = [self._blocks(plane, w0, slot).astype(jnp.int32) for slot in range(spec.across)]
+            # Less than the codes by the middle code, which `decode.int8` has taken off already.
+            middle = 0 if spec.code == "int8" else 128 + (1 << spec.width - 1)
+            return [decode.pair(z + middle) for z in found]
+        column, last = self._column(plane, w0), plane.shape[-2] - 1
+
+        def cells(at: jax.Array) -> jax.Array:
+            found = plgpu.load(plane.at[self._same(self.member), jnp.minimum(at, last), column])
+            return lax.bitcast_convert_type(found, jnp.uint32)
+
+        mask = (1 << spec.width) - 1
+        if spec.zero == "slots":
+            words = cells(self.row)
+            codes = [words >> slot * spec.width & mask for slot in range(spec.across)]
+        else:
+            # A word that had one subtracted as a whole gets it back as a whole, see formats.gptq.
+            whole = spec.minus_one and 32 % spec.width == 0
+            one = sum(1 << i for i in range(0, 32, spec.width)) if whole else 0
+            code = jnp.zeros((), jnp.uint32)
+            for low, width, at, shift, straddles in runs(spec, self.outputs[0], 1):
+                by = shift.astype(jnp.uint32)
+                found = (cells(at) + jnp.uint32(one)) >> by
+                if straddles:
+                    found = found | (cells(at + 1) << 1) << (31 - by)
+                code = code | (found & ((1 << width) - 1)) << low
+            codes = [code + 1 & mask if spec.minus_one and not whole else code]
+        less = 128 if spec.code == "int8" else -128
+        return [decode.pair(code.astype(jnp.int32) - less) for code in codes]
+
+    def fields(
+        self, refs: Refs, w0: jax.Array, interpret: bool, zeros: Sequence[jax.Array] | None = None
+    ) -> Callable[[int, int], jax.Array]:
+        """Loads a step's weights; the result gives each field of each slot as bfloat16 (float16 of a
+        trellis) [count, words], not yet `lowered` and without block scale and scale of the whole.
+
+        Args:
+          zeros: of these inputs, where they are there already.
+        """
+        spec = self.spec
+        if spec.code == "trellis":
+            column = w0 + jnp.arange(self.tile.words, dtype=jnp.int32)
+            window = trellis.windows(refs["words"], self.member, self.row, column, spec.rate)
+            book = (spec.rate, spec.codebook, spec.as_e4m3, interpret)
+            return lambda field, slot: trellis.value(window, 4 * slot + field, *book)
+        words = self.elements(refs["words"], w0)
         if spec.code == "bf16":
-            return lambda field: words
+            return lambda field, slot: words
         scale = self.group_scale(refs["group_scale"], w0, interpret) if spec.group else None
         if spec.code == "e2m1":
             assert scale is not None
-            return lambda field: decode.e2m1(words, field, scale, spec.lifted, interpret)
+            return lambda field, slot: decode.e2m1(words, field, scale, spec.lifted, interpret)
         if spec.code == "e4m3":
-            return lambda field: decode.e4m3(words, field, scale, interpret)
-        if spec.code == "int8":
-            return lambda field: decode.int8(words, field, spec.offset, interpret)
-        zero = self.zero(refs["zero"], w0) if spec.zero else None
-        return lambda field: decode.int4(words, field, zero, interpret)
+            return lambda field, slot: decode.e4m3(words, field, scale, interpret)
+        spread = [
+            jnp.broadcast_to(z[:, None], words.shape)
+            for z in (self.zeros(refs, w0) if zeros is None else zeros)
+        ]
+
+        if spec.code == "bf12":
+            codes = self.rows(refs["codes"], w0, self.tile.words, spec.words).astype(jnp.uint32)
+            return lambda field, slot: decode.bf12(words, codes, field, spread[0], interpret)
+
+        def integers(field: int, slot: int) -> jax.Array:
+            zero = spread[slot] if spread else None
+            if spec.code == "int8":
+                return decode.int8(words, field, spec.offset, zero, interpret)
+            first = (field + slot) * spec.stride
+            return decode.bits(words, first, spec.width, zero, interpret)
+
+        return integers
+
+    def escaped(self, refs: Refs, sums: jax.Array, x_tile: Any, span: tuple[Any, Any]) -> jax.Array:
+        """Sums to which escaped weights of inputs span[0] <= k < span[1] came as `decode.bf12` gives
+        them, with their own numbers instead: one after the other in the order of their places."""
+        spec, row = self.spec, self.outputs[0]
+        member, total = self._same(self.member), refs["places"].shape[-1]
+        base = plgpu.load(refs["base"].at[self.member]).astype(jnp.uint32)
+        start = plgpu.load(refs["starts"].at[member, row])
+        end = plgpu.load(refs["starts"].at[member, jnp.minimum(row + 1, spec.rows - 1)])
+        # Behind the last row the list is filled up, which its columns tell.
+        count = jnp.where(
+            row + 1 < spec.rows, end - start, jnp.minimum(spec.escapes, total - start)
+        )
+
+        def one(index: jax.Array, sums: jax.Array) -> jax.Array:
+            inside = index < total
+            index = jnp.minimum(index, total - 1)
+            column = plgpu.load(refs["places"].at[member, index]) - row * spec.cols
+            inside &= (column >= 0) & (column < spec.cols)
+            inside &= (column >= span[0]) & (column < span[1])
+            column = jnp.where(inside, column, 0)
+            exponent = plgpu.load(refs["exponents"].at[member, index]).astype(jnp.uint32)
+            words = plgpu.load(refs["words"].at[member, row, column // 4])
+            rest = words >> (column % 4 * 8).astype(jnp.uint32)
+            less = decode.joined(rest, exponent) - decode.joined(rest, base)
+            product = less[:, None] * x_tile.at(column)
+            return sums + jnp.where(inside[:, None], product, 0.0)
+
+        def some(turn: jax.Array, sums: jax.Array) -> jax.Array:
+            for i in range(ESCAPES):
+                sums = one(start + turn * ESCAPES + i, sums)
+            return sums
+
+        turns = (jnp.max(count) + ESCAPES - 1) // ESCAPES
+        return lax.fori_loop(0, turns, some, sums)
+
+
+ESCAPES = 4
+"""Escapes of a row whose loads are under way at once."""
+
+
+def runs(
+    spec: Spec, first: jax.Array, count: int = 0
+) -> list[tuple[int, int, jax.Array, jax.Array, bool]]:
+    """Where the bits of codes first .. first + count stand in a stream (or in its planes).
+
+    Args:
+      first: multiples of `count`, which is the spec's fields if 0.
+
+    Returns:
+      For each plane: the place of its bits in a code, how many they are, the word and the bit where
+      they begin, and whether they may go on in the next word.
+    """
+    count = count or spec.fields
+    if not spec.planar:
+        bit = first * spec.width
+        return [(0, spec.width, bit // 32, bit % 32, 32 % (count * spec.width) != 0)]
+    found, low = [], 0
+    for width in PLANES[spec.width]:
+        bit = first % 32 * width
+        word = first // 32 * spec.width + low + bit // 32
+        found.append((low, width, word, bit % 32, False))
+        low += width
+    return found
+
+
+def _spread(codes: jax.Array, width: int) -> jax.Array:
+    """Four codes of 1, 2 or 4 bits, one to a byte."""
+    two, one = (1 << 2 * width) - 1, (1 << width) - 1
+    codes = (codes | codes << 16 - 2 * width) & two * 0x10001
+    return (codes | codes << 8 - width) & one * 0x01010101

@@ -5,7 +5,8 @@ See tile.py for the loop, tuning.py for sizes and panels.py for many rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from . import panels, tuning
+from . import panels, rotated, tuning
 from .planes import Planes, Spec, planes_of, spec_of
 from .tile import Tile, contract, whole_scale
 
@@ -60,11 +61,14 @@ def linear(
         raise ValueError(f"linear: x has {x.shape[-1]} columns, the weight {spec.cols}")
     flat = x.reshape(-1, spec.cols)
     member = jnp.asarray(0 if layer is None else layer, jnp.int32).reshape(1)
-    if tile is None and flat.shape[0] > tuning.DECODE_ROWS:
-        y = panels.linear(spec, flat, planes_of(w), member, *tuning.many(spec), interpret)
+    planes, many = planes_of(w), tile is None and flat.shape[0] > tuning.DECODE_ROWS
+    if spec.code == "trellis":
+        y = _rotated(spec, flat, planes, member, tile, many, interpret)
+    elif many:
+        y = panels.linear(spec, flat, planes, member, *tuning.many(spec), interpret)
     else:
         tile = tile or tuning.tile_for(spec, flat.shape[0])
-        y = _launch(spec, flat, planes_of(w), member, tile, interpret)
+        y = _launch(spec, flat, planes, member, tile, interpret)
     return y.reshape(*x.shape[:-1], spec.rows)
 
 
@@ -75,31 +79,49 @@ def by_field(x: jax.Array, fields: int) -> jax.Array:
     return x.reshape(x.shape[0], -1, fields).transpose(2, 0, 1)
 
 
-def rows_of(
-    ref: Any, rows: jax.Array, inside: jax.Array | None, width: int
-) -> Callable[[int, jax.Array], jax.Array]:
-    """`contract`'s x_tile over ref [fields, R, words], see `by_field`.
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """`contract`'s x_tile: some rows of x.
 
-    Args:
+    Attributes:
+      ref: [fields, R, elements], see `by_field`.
       rows: int32 [tile.rows], which rows of x; where `inside` is False zeros are read.
-      width: words of a tile.
+      width: elements of a tile.
     """
-    end = ref.shape[-1]
-    shape = (rows.shape[0], width)
 
-    def x_tile(field: int, w0: jax.Array) -> jax.Array:
-        column = w0 + jnp.arange(width, dtype=jnp.int32)
-        mask = None if inside is None else inside[:, None]
-        if end % width:
+    ref: Any
+    rows: jax.Array
+    inside: jax.Array | None
+    width: int
+
+    def __call__(self, field: int, w0: jax.Array) -> jax.Array:
+        """[rows, width], the inputs that a field of the elements from w0 on meets."""
+        end = self.ref.shape[-1]
+        shape = (self.rows.shape[0], self.width)
+        column = w0 + jnp.arange(self.width, dtype=jnp.int32)
+        mask = None if self.inside is None else self.inside[:, None]
+        if end % self.width:
             within = (column < end)[None, :]
             mask = within if mask is None else mask & within
-        index = (jnp.full(shape, field, jnp.int32), rows[:, None], column[None, :])
-        view = ref.at[tuple(jnp.broadcast_to(i, shape) for i in index)]
+        return self._load(shape, jnp.int32(field), self.rows[:, None], column[None, :], mask)
+
+    def at(self, column: jax.Array) -> jax.Array:
+        """float32 [n, rows], the inputs `column` (int32 [n])."""
+        fields = self.ref.shape[0]
+        shape = (column.shape[0], self.rows.shape[0])
+        mask = None if self.inside is None else self.inside[None, :]
+        column = column[:, None]
+        found = self._load(shape, column % fields, self.rows[None, :], column // fields, mask)
+        return found.astype(jnp.float32)
+
+    def _load(
+        self, shape: tuple[int, int], field: Any, row: Any, column: Any, mask: Any
+    ) -> jax.Array:
+        view = self.ref.at[tuple(jnp.broadcast_to(i, shape) for i in (field, row, column))]
         if mask is None:
             return plgpu.load(view)
-        return plgpu.load(view, mask=jnp.broadcast_to(mask, shape), other=jnp.zeros((), ref.dtype))
-
-    return x_tile
+        other = jnp.zeros((), self.ref.dtype)
+        return plgpu.load(view, mask=jnp.broadcast_to(mask, shape), other=other)
 
 
 def steps_of(split: jax.Array, words: int, tile: Tile) -> tuple[Any, Any]:
@@ -111,10 +133,53 @@ def steps_of(split: jax.Array, words: int, tile: Tile) -> tuple[Any, Any]:
     return split * each, jnp.minimum((split + 1) * each, total)
 
 
+def _rotated(
+    spec: Spec,
+    x: jax.Array,
+    planes: Planes,
+    member: jax.Array,
+    tile: Tile | None,
+    many: bool,
+    interpret: bool,
+) -> jax.Array:
+    """A weight in a rotated basis, see rotated.py."""
+    x, factor = rotated.into(spec, x, planes, member, not many, interpret)
+    whole = rotated.padded(spec)
+    if many:
+        sizes = tuning.many(whole)
+        parts = panels.linear(whole, x, planes, member, *sizes, interpret, jnp.float32)[None]
+    else:
+        tile = tile or tuning.tile_for(whole, x.shape[1])
+        parts = _parts(whole, x, planes, member, tile, jnp.float32, interpret)
+    return rotated.back(spec, parts, planes, member, factor, jnp.bfloat16, interpret)
+
+
 def _launch(
     spec: Spec, x: jax.Array, planes: Planes, member: jax.Array, tile: Tile, interpret: bool
 ) -> jax.Array:
-    count = x.shape[0]
+    dtype = x.dtype if tile.splits == 1 else jnp.float32
+    parts = _parts(spec, by_field(x, spec.fields), planes, member, tile, dtype, interpret)
+    if tile.splits == 1:
+        return parts[0]
+    total = in_order(parts)
+    if spec.whole:
+        assert planes.whole is not None
+        scale = planes.whole[member[0]]
+        total = total * scale if spec.whole == "times" else total / scale
+    return total.astype(x.dtype)
+
+
+def _parts(
+    spec: Spec,
+    x: jax.Array,
+    planes: Planes,
+    member: jax.Array,
+    tile: Tile,
+    dtype: Any,
+    interpret: bool,
+) -> jax.Array:
+    """dtype [splits, R, N]: what each split sums up. x is as `by_field` gives it."""
+    count = x.shape[1]
     names = planes.names()
 
     def kernel(member_ref: Any, x_ref: Any, *refs: Any) -> None:
@@ -126,7 +191,7 @@ def _launch(
         inside = rows < count if count % tile.rows else None
         [sums] = contract(
             spec, [weight], at, n0, steps_of(split, spec.words, tile),
-            rows_of(x_ref, rows, inside, tile.words), tile, interpret,
+            Rows(x_ref, rows, inside, tile.words), tile, interpret,
         )  # fmt: skip
         if tile.splits == 1:
             sums = whole_scale(spec, weight, at, sums)
@@ -135,8 +200,7 @@ def _launch(
         view = y_ref.at[split, pl.ds(r0, tile.rows), pl.ds(n0, tile.outputs)]
         plgpu.store(view, sums.T.astype(y_ref.dtype), mask=mask)
 
-    dtype = x.dtype if tile.splits == 1 else jnp.float32
-    parts = pl.pallas_call(
+    return pl.pallas_call(
         kernel,
         name=f"linear_{spec.code}",
         out_shape=jax.ShapeDtypeStruct((tile.splits, count, spec.rows), dtype),
@@ -145,15 +209,7 @@ def _launch(
         out_specs=_ANY,
         compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
         interpret=interpret,
-    )(member, by_field(x, spec.fields), *planes.arrays())
-    if tile.splits == 1:
-        return parts[0]
-    total = in_order(parts)
-    if spec.whole:
-        assert planes.whole is not None
-        scale = planes.whole[member[0]]
-        total = total * scale if spec.whole == "times" else total / scale
-    return total.astype(x.dtype)
+    )(member, x, *planes.arrays())
 
 
 def in_order(parts: Sequence[jax.Array] | jax.Array) -> jax.Array:

@@ -23,31 +23,45 @@ number of splits decides bits."""
 
 _DECODE = {
     "bf16": Tile(outputs=32, words=128, warps=4, stages=4),
+    "bf12": Tile(outputs=32, words=64, warps=2, stages=4),
     "e4m3": Tile(outputs=32, words=64, warps=2, stages=4),
     "e4m3 blocks": Tile(outputs=64, words=32, warps=2, stages=5),
     "int8": Tile(outputs=32, words=64, warps=2, stages=4),
     "e2m1": Tile(outputs=32, words=64, warps=2, stages=3),
     "int4": Tile(outputs=128, words=16, warps=2, stages=4),
+    "bits": Tile(outputs=128, words=16, warps=2, stages=4),
+    "across": Tile(outputs=256, words=64, warps=2, stages=4),
+    "trellis": Tile(outputs=64, words=32, warps=2, stages=4),
 }
 _EXPERTS = {
     "bf16": Tile(outputs=32, words=128, warps=4, stages=3),
+    "bf12": Tile(outputs=64, words=32, warps=4, stages=4),
     "e4m3": Tile(outputs=64, words=32, warps=4, stages=4),
     "int8": Tile(outputs=64, words=32, warps=4, stages=4),
     "e2m1": Tile(outputs=32, words=64, warps=2, stages=3),
     "int4": Tile(outputs=64, words=16, warps=2, stages=4),
+    "bits": Tile(outputs=64, words=16, warps=2, stages=4),
+    "across": Tile(outputs=256, words=64, warps=2, stages=4),
 }
 _EXPERTS_MANY = {
     "bf16": Tile(outputs=64, words=64, warps=4, stages=3),
+    "bf12": Tile(outputs=64, words=32, warps=4, stages=3),
     "e4m3": Tile(outputs=64, words=32, warps=4, stages=3),
     "int8": Tile(outputs=64, words=32, warps=4, stages=3),
     "e2m1": Tile(outputs=128, words=16, warps=4, stages=2),
     "int4": Tile(outputs=128, words=16, warps=4, stages=2),
+    "bits": Tile(outputs=128, words=16, warps=4, stages=2),
+    "across": Tile(outputs=256, words=64, warps=2, stages=3),
 }
 _PANEL = {
+    "bf12": Tile(outputs=32, words=32, warps=4),
     "e4m3": Tile(outputs=32, words=32, warps=4),
     "int8": Tile(outputs=32, words=32, warps=4),
     "e2m1": Tile(outputs=16, words=32, warps=4),
     "int4": Tile(outputs=32, words=16, warps=4),
+    "bits": Tile(outputs=32, words=16, warps=4),
+    "across": Tile(outputs=128, words=32, warps=4),
+    "trellis": Tile(outputs=32, words=32, warps=4),
 }
 _PRODUCT = Tile(outputs=128, words=64, rows=128, warps=4, stages=3)
 _LARGER = {"NVIDIA H200": Tile(outputs=128, words=64, rows=256, warps=8, stages=3)}
@@ -57,14 +71,14 @@ _LARGER = {"NVIDIA H200": Tile(outputs=128, words=64, rows=256, warps=8, stages=
 def tile_for(spec: Spec, rows: int) -> Tile:
     """The tile for a weight and up to `DECODE_ROWS` rows of x."""
     stepped = spec.code == "e4m3" and spec.step < spec.words
-    tile = _fitted(_DECODE["e4m3 blocks" if stepped else spec.code], spec)
+    tile = _fitted(_DECODE["e4m3 blocks" if stepped else _key(spec)], spec)
     steps = -(-spec.words // tile.words)
     programs = -(-spec.rows // tile.outputs)
     splits = 1
     # Each share keeps eight steps, so that its loads overlap.
     while 2 * programs * splits <= PROGRAMS and steps >= 16 * splits:
         splits *= 2
-    return _rows(dataclasses.replace(tile, splits=splits), spec, min(64, max(8, _power(rows))))
+    return _rows(dataclasses.replace(tile, splits=splits), spec, min(_most(spec), _power(rows)))
 
 
 def expert_tiles(into: Spec, out: Spec, tokens: int, k: int, count: int) -> tuple[Tile, Tile]:
@@ -75,9 +89,9 @@ def expert_tiles(into: Spec, out: Spec, tokens: int, k: int, count: int) -> tupl
       tokens, k, count: rows, experts of each, and experts there are.
     """
     # Rows that an expert has on average, twice over, as some have more.
-    rows = min(64, max(8, _power(2 * tokens * k // count)))
+    rows = min(_most(into), _most(out), _power(2 * tokens * k // count))
     table = _EXPERTS if tokens <= DECODE_ROWS else _EXPERTS_MANY
-    first, second = (_fitted(table[spec.code], spec) for spec in (into, out))
+    first, second = (_fitted(table[_key(spec)], spec) for spec in (into, out))
     return _rows(first, into, rows, 2), _rows(second, out, rows)
 
 
@@ -85,14 +99,25 @@ def many(spec: Spec) -> tuple[Tile, Tile]:
     """Tiles of decoding a panel and of the product with many rows of x."""
     device = jax.devices()[0]
     product = _LARGER.get(device.device_kind, _PRODUCT) if device.platform == "gpu" else _PRODUCT
-    return _fitted(_PANEL.get(spec.code, product), spec), product
+    return _fitted(_PANEL.get(_key(spec), product), spec), product
+
+
+def _key(spec: Spec) -> str:
+    return "across" if spec.across == 8 else spec.code
+
+
+def _most(spec: Spec) -> int:
+    """The most rows of x in a tile: every slot of an element has sums of its own in registers."""
+    return 64 if spec.across < 8 else 16
 
 
 def _rows(tile: Tile, spec: Spec, rows: int, weights: int = 1) -> Tile:
     """The tile for `rows` rows of x and several weights, with as many stages as shared memory
     holds."""
-    size = 2 if spec.code == "bf16" else 4
-    step = weights * size * tile.outputs * tile.words + 2 * spec.fields * rows * tile.words
+    rows = max(8, rows)
+    size = 2 if spec.code == "bf16" else 4 * spec.loads
+    elements = tile.outputs // spec.across * tile.words
+    step = weights * size * elements + 2 * spec.fields * rows * tile.words
     stages = max(1, min(tile.stages, 88 * 1024 // step))
     return dataclasses.replace(tile, rows=rows, stages=stages)
 

@@ -19,7 +19,7 @@ from jax.experimental.pallas import triton as plgpu
 from ..linear import tuning
 from ..linear.planes import Planes, Spec, planes_of, spec_of
 from ..linear.tile import Tile, contract, whole_scale
-from ..linear.triton import by_field, in_order, rows_of
+from ..linear.triton import Rows, by_field, in_order
 from .groups import tiles
 
 
@@ -31,6 +31,8 @@ def supports(x: Any, gate: Any, up: Any, down: Any) -> str | None:
     for spec in specs:
         if isinstance(spec, str):
             return spec
+        if spec.code == "trellis":
+            return "weights in a rotated basis"
     if specs[0] != specs[1]:
         return "gate and up in different formats"
     return None
@@ -118,7 +120,7 @@ def _launch(
         chosen = plgpu.load(pair_ref.at[group, pl.ds(0, tile.rows)])
         inside = chosen >= 0
         rows = jnp.where(inside, chosen // per_row, 0)
-        x_tile = rows_of(x_ref, rows, inside, tile.words)
+        x_tile = Rows(x_ref, rows, inside, tile.words)
         sums = contract(spec, sets, at, n0, steps, x_tile, tile, interpret)
         sums = [whole_scale(spec, refs, at, s) for refs, s in zip(sets, sums, strict=True)]
         y = finish(*sums).T.astype(y_ref.dtype)

@@ -3,7 +3,7 @@
     bits = sign << 15 | exponent << 7 | mantissa,  exponent = base + code, code 1 .. 15
 
 Plane `low` holds sign << 7 | mantissa, a byte each; plane `codes` the 4-bit codes, the low nibble
-first. Code 0 is an escape: its exponent stands in a list, sorted by position. `base` (-1 .. 240) is
+first. Code 0 is an escape: its exponent stands in a list, sorted by position. `base` (0 .. 240) is
 chosen per matrix so that the fewest weights escape. Prior art: DFloat11 (Zhang et al. 2025).
 """
 
@@ -106,9 +106,9 @@ def best_base(words: np.ndarray) -> tuple[int, int]:
     """The base under which the fewest of these bit patterns escape, and how many do."""
     counts = np.bincount((words.reshape(-1) >> 7) & 255, minlength=256)
     sums = np.concatenate([[0], np.cumsum(counts)])
-    inside = sums[15:] - sums[:-15]  # of exponents e .. e + 14
-    start = int(inside.argmax())
-    return start - 1, int(words.size - inside[start])
+    inside = sums[16:] - sums[1:-15]  # of exponents e .. e + 14, from 1 on
+    start = int(inside.argmax()) + 1
+    return start - 1, int(words.size - inside[start - 1])
 
 
 def bf16_tensor(array: np.ndarray, *, always: bool = False) -> Bf16Tensor | None:
@@ -164,5 +164,3 @@ def alike(nodes: list[Bf16Tensor]) -> list[Bf16Tensor]:
     most = max(n.places.shape[-1] for n in nodes)
     widest = max(n.widest for n in nodes)
     return [_padded(n, most).replace(widest=widest) for n in nodes]
-
-
