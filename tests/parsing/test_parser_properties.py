@@ -8,18 +8,12 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parsing_support import apart, cases, cut, offered, parse
+from parsing_support import CORPUS, TOOLS, apart, cut, mutation, parse
 
 from sparkjax.text.events import ContentDelta, ReasoningDelta, ToolArgumentsDelta, fold
 from sparkjax.text.parsing import FORMATS, Setup
 from sparkjax.text.stops import StopMatcher
 
-TOOLS = offered(next(c for c in cases("glm") if c.values["tools"] == "main").offered)
-CORPUS: dict[str, list[str]] = {name: [] for name in FORMATS}
-for each in cases():
-    if 0 < len(each.text) < 900:
-        CORPUS[each.format.name].append(each.text)
-CORPUS["plain"] = CORPUS["hermes"]
 STARTS = ("content", "reasoning", "auto", "call")
 SIZES = st.lists(st.integers(1, 8), min_size=1, max_size=8)
 
@@ -38,16 +32,8 @@ def mutated(draw, name: str) -> str:
         end = at + draw(st.integers(1, 30))
         other = draw(texts)
         place = draw(st.integers(0, len(other)))
-        text = {
-            "delete": text[:at] + text[end:],
-            "double": text[:end] + text[at:],
-            "splice": text[:at] + other[place : place + 30] + text[at:],
-            "replace": text[:at]
-            + draw(st.sampled_from("<>{}[]\"'\\/\n ,;:=()|x1-é😀"))
-            + text[at + 1 :],
-            "tail": text[:at] + other[place:],
-            "cut": text[:at],
-        }[kind]
+        char = draw(st.sampled_from("<>{}[]\"'\\/\n ,;:=()|x1-é😀"))
+        text = mutation(kind, text, at, end, other, place, char)
     return text
 
 

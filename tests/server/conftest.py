@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 TESTS = Path(__file__).parent.parent
-START_SECONDS = 180
+START_SECONDS = 600
 
 
 def free_port() -> int:
