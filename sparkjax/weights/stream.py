@@ -30,6 +30,7 @@ from .formats import gather
 from .formats.bf16 import Bf16Tensor, bf16_tensor
 from .formats.exl3 import Exl3Tensor
 from .formats.mixed import Mixed
+from .formats.ordered import in_order
 
 KEEP = 128 << 20
 """Bytes of computed planes that a plan may hold; further ones are computed again when needed."""
@@ -244,6 +245,9 @@ def _member(
             weight = formats.pick(weight, axis - len(param.dims), index, parts, only)
         else:
             weight = take(weight, axis, gather.own(index, parts, only)[0])
+    if not any(parts > 1 and axis == len(param.dims) - 1 for axis, _, parts, _ in cuts):
+        # Of a share of the inputs, groups may differ in size from rank to rank.
+        weight = in_order(weight)
     if param.dtype != "weight" and formats.is_quantized(weight):
         # Asked for as numbers, whatever the file has.
         weight = np.array(formats.dequantize(jax.tree.map(jnp.asarray, weight)))

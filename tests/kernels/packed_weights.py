@@ -11,7 +11,19 @@ import ml_dtypes
 import numpy as np
 
 from sparkjax.weights import formats
-from sparkjax.weights.formats import awq, bf16, exl3, fp4, gptq, int8, mxfp8, nvfp4, packed, scaled
+from sparkjax.weights.formats import (
+    awq,
+    bf16,
+    exl3,
+    fp4,
+    gptq,
+    int8,
+    mxfp8,
+    nvfp4,
+    ordered,
+    packed,
+    scaled,
+)
 
 FORMATS = (
     "bf16", "fp8 tensor", "fp8 channel", "fp8 block", "fp8 e8m0", "mxfp8", "int8", "int8 words",
@@ -23,7 +35,7 @@ VARIANTS = (
     "int4 by 32", "int8 words by 16", "awq by 32", "awq channel", "gptq 2 bits", "gptq 5 bits",
     "gptq 6 bits v2", "gptq 7 bits", "gptq 8 bits", "gptq 8 bits v2", "gptq 3 bits planar",
     "gptq 5 bits planar", "gptq 6 bits planar", "gptq 7 bits planar", "gptq 7 bits planar by 32",
-    "gptq 3 bits by 32", "gptq 5 bits channel",
+    "gptq 3 bits by 32", "gptq 5 bits channel", "gptq 4 bits ordered", "int4 ordered",
 )  # fmt: skip
 """Of integers: other widths, groups, layouts and zero points."""
 EXL3 = (
@@ -130,6 +142,18 @@ def weight(kind: str, lead: tuple[int, ...], n: int, k: int, seed: int = 0) -> A
             book.endswith("/e4m3"), n, k,
         )  # fmt: skip
         return jax.tree.map(jnp.asarray, node)
+
+    def sorted_inputs(node: Any) -> Any:
+        # A matrix with an order of groups at a time, as they are loaded.
+        groups = rng.permutation(np.arange(k) // size).astype(np.int32)[None]
+        found = []
+        for at in np.ndindex(lead):
+            member = jax.tree.map(lambda plane, at=at: plane[at], node)
+            found.append(ordered.in_order(member.replace(groups=groups, group=0)))
+        return formats.stack(found, lead)
+
+    made["gptq 4 bits ordered"] = lambda: sorted_inputs(in_gptq(4, minus_one=True))
+    made["int4 ordered"] = lambda: sorted_inputs(integers(4, words(-(-n // 8), groups)))
     for width in (2, 3, 5, 6, 7, 8):
         made[f"gptq {width} bits"] = partial(in_gptq, width, minus_one=True)
         made[f"gptq {width} bits v2"] = partial(in_gptq, width)

@@ -27,6 +27,7 @@ from ...weights.formats.bf16 import Bf16Tensor
 from ...weights.formats.exl3 import Exl3Tensor
 from ...weights.formats.fp4 import Fp4Tensor
 from ...weights.formats.gptq import PLANES, GptqTensor
+from ...weights.formats.ordered import Ordered
 from ...weights.formats.packed import PackedTensor
 from ...weights.formats.scaled import ScaledTensor
 from . import trellis
@@ -54,6 +55,7 @@ class Spec:
         "slots" as AWQ's weights are, "bytes" int8 without the codes' offset.
       minus_one: whether those of a stream are stored minus one.
       whole: "", "times" or "over": what a scale of the whole tensor does.
+      ordered: whether inputs are to be taken in another order first.
       rate, codebook, as_e4m3: of a trellis: 8 times its bits a weight, and see `formats.exl3`.
       escapes: a power of two from 16 that no row of 12-bit weights has more escapes than.
     """
@@ -73,9 +75,15 @@ class Spec:
     minus_one: bool = False
     whole: str = ""
     escapes: int = 0
+    ordered: bool = False
     rate: int = 0
     codebook: str = ""
     as_e4m3: bool = False
+
+    @property
+    def prepared(self) -> bool:
+        """Whether a row of x must be made ready for this one weight."""
+        return self.ordered or self.code == "trellis"
 
     @property
     def fields(self) -> int:
@@ -129,6 +137,7 @@ class Planes:
       block_scale: [M, blocks of rows, blocks of inputs], a float dtype or uint8 (E8M0), or None.
       zero: int32 [M, words of N, blocks of inputs], int8 shaped as `block_scale`, or None.
       whole: float32 [M] or None.
+      order: int32 [M, K], the input that each column stands for, or None.
       in_scale, out_scale: float16 [M, K] and [M, N], padded as the trellis is, or None.
       codes: 12 bits only: uint16 [M, N, K / 4], the exponents' codes; `words` has the rest.
       base: int32 [M]; places: int32 [M, escapes]; exponents: uint8 [M, escapes]; starts: int32 [M,
@@ -140,6 +149,7 @@ class Planes:
     block_scale: jax.Array | None = None
     zero: jax.Array | None = None
     whole: jax.Array | None = None
+    order: jax.Array | None = None
     in_scale: jax.Array | None = None
     out_scale: jax.Array | None = None
     codes: jax.Array | None = None
@@ -241,6 +251,11 @@ def _twelve(w: Bf16Tensor) -> Spec:
     return Spec("bf12", w.rows, w.cols, escapes=max(16, 1 << max(w.widest - 1, 0).bit_length()))
 
 
+def _ordered(w: Ordered) -> Spec | str:
+    found = spec_of(w.inner)
+    return found if isinstance(found, str) else dataclasses.replace(found, ordered=True)
+
+
 def _trellis(w: Exl3Tensor) -> Spec:
     rate = w.trellis.shape[-1] // 2
     return Spec(
@@ -272,6 +287,7 @@ _SPECS: dict[type, Callable[[Any], Spec | str]] = {
     AwqTensor: _awq,
     Bf16Tensor: _twelve,
     Exl3Tensor: _trellis,
+    Ordered: _ordered,
 }
 
 
@@ -295,6 +311,8 @@ def planes_of(w: Any) -> Planes:
             exponents=_members(w.exponents)[:, 0],
             starts=_members(w.first)[:, :, 0],
         )
+    if isinstance(w, Ordered):
+        return dataclasses.replace(planes_of(w.inner), order=_members(w.order)[:, 0])
     if isinstance(w, Exl3Tensor):
         return Planes(
             _words(w.trellis.reshape(*w.trellis.shape[:-2], -1)),

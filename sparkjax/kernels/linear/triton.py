@@ -62,6 +62,9 @@ def linear(
     flat = x.reshape(-1, spec.cols)
     member = jnp.asarray(0 if layer is None else layer, jnp.int32).reshape(1)
     planes, many = planes_of(w), tile is None and flat.shape[0] > tuning.DECODE_ROWS
+    if spec.ordered:
+        assert planes.order is not None
+        flat = flat[:, planes.order[member[0]]]
     if spec.code == "trellis":
         y = _rotated(spec, flat, planes, member, tile, many, interpret)
     elif many:

@@ -31,8 +31,8 @@ def supports(x: Any, gate: Any, up: Any, down: Any) -> str | None:
     for spec in specs:
         if isinstance(spec, str):
             return spec
-        if spec.code == "trellis":
-            return "weights in a rotated basis"
+        if spec.prepared:
+            return "weights whose inputs are rotated or sorted, each in its own way"
     if specs[0] != specs[1]:
         return "gate and up in different formats"
     return None
