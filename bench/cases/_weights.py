@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from sparkjax.weights.formats.awq import AwqTensor
+from sparkjax.weights.formats.bf16 import Bf16Tensor
+from sparkjax.weights.formats.exl3 import Exl3Tensor
 from sparkjax.weights.formats.fp4 import Fp4Tensor
+from sparkjax.weights.formats.gptq import GptqTensor
 from sparkjax.weights.formats.packed import PackedTensor
 from sparkjax.weights.formats.scaled import ScaledTensor
 
-FORMATS = ("bf16", "fp8 channel", "fp8 block", "mxfp8", "int8", "nvfp4", "mxfp4", "int4")
+FORMATS = (
+    "bf16", "bf16 in 12 bits", "fp8 channel", "fp8 block", "mxfp8", "int8", "nvfp4", "mxfp4", "int4",
+    "gptq", "awq", "exl3",
+)  # fmt: skip
 
 
 def weight(key: jax.Array, kind: str, lead: tuple[int, ...], n: int, k: int) -> Any:
     """A weight whose products with unit rows are of order one.
 
     Args:
-      kind: one of FORMATS; int4 has groups of 128.
+      kind: one of FORMATS; int4, GPTQ (v1) and AWQ have groups of 128, EXL3 has 4 bits and mcg, 12
+        bits two escapes a row.
     """
     codes, scales = jax.random.split(key)
 
@@ -49,6 +58,20 @@ def weight(key: jax.Array, kind: str, lead: tuple[int, ...], n: int, k: int) -> 
         words = lax.bitcast_convert_type(data(n, k // 8, dtype=jnp.uint32), jnp.int32)
         groups = scale(n, k // 128, by=unit / 5).astype(jnp.bfloat16)
         return PackedTensor(words, groups, None, None, 4, 128, n, k)
+    if kind in ("gptq", "awq"):
+        words = partial(lax.bitcast_convert_type, new_dtype=jnp.int32)
+        groups = scale(n, k // 128, by=unit / 8).astype(jnp.float16)
+        zero = words(data(n // 8, k // 128, dtype=jnp.uint32))
+        if kind == "gptq":
+            packed = words(data(n, k // 8, dtype=jnp.uint32))
+            return GptqTensor(packed, zero, groups, None, 4, False, True, 128, n, k)
+        return AwqTensor(words(data(n // 8, k, dtype=jnp.uint32)), zero, groups, 4, 128, n, k)
+    if kind == "exl3":
+        tiles = lax.bitcast_convert_type(data(n // 16, k // 16, 64, dtype=jnp.uint16), jnp.int16)
+        out, into = scale(n, 1, by=unit).astype(jnp.float16), scale(1, k, by=1.0)
+        return Exl3Tensor(tiles, out, into.astype(jnp.float16), "mcg", False, n, k)
+    if kind == "bf16 in 12 bits":
+        return _twelve_bits(data, lead, n, k, unit)
     if kind == "int8":
         words = lax.bitcast_convert_type(data(n, k), jnp.int8)
         return ScaledTensor(words, scale(n, 1, by=unit / 70), None, (1, 0), n, k)
@@ -60,6 +83,22 @@ def weight(key: jax.Array, kind: str, lead: tuple[int, ...], n: int, k: int) -> 
         return ScaledTensor(fp8, scale(n, 1, by=unit), None, (1, 0), n, k)
     blocks = scale(-(-n // 128), -(-k // 128), by=unit)
     return ScaledTensor(fp8, blocks, None, (128, 128), n, k)
+
+
+def _twelve_bits(data: Any, lead: tuple[int, ...], n: int, k: int, unit: float) -> Bf16Tensor:
+    """Exponents over fifteen octaves; in each half of a row the smallest of all escapes."""
+    base = 127 + round(math.log2(unit)) - 14
+    codes = jnp.maximum(data(n, k) & 15, 1)
+    at = jnp.arange(k)
+    first, second = (data(n, 1, dtype=jnp.uint32) >> by for by in (0, 8))
+    columns = jnp.concatenate([first % (k // 2), k // 2 + second % (k // 2)], -1)
+    codes = jnp.where((columns[..., None] == at).any(-2), 0, codes)
+    packed = codes[..., ::2] | codes[..., 1::2] << 4
+    places = (jnp.arange(n)[:, None] * k + columns.astype(jnp.int32)).reshape(*lead, 1, 2 * n)
+    starts = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32)[:, None] * 2, (*lead, n, 1))
+    exponents = jnp.full((*lead, 1, 2 * n), base - 2, jnp.uint8)
+    bases = jnp.full((*lead, 1, 1), base, jnp.int32)
+    return Bf16Tensor(data(n, k), packed, bases, places, exponents, starts, 2, n, k)
 
 
 def size(kind: str, n: int, k: int) -> int:

@@ -16,12 +16,13 @@ from sparkjax.mesh.context import Context
 
 CONTEXT = Context("bfloat16", platform="cuda")
 LARGE = {"bf16": (8192, 8192), "fp8 channel": (8192, 8192), "fp8 block": (8192, 8192),
-         "mxfp8": (8192, 8192), "int8": (8192, 8192)}  # fmt: skip
+         "mxfp8": (8192, 8192), "int8": (8192, 8192), "bf16 in 12 bits": (8192, 8192)}  # fmt: skip
 FOUR_BITS = (8192, 16384)
 WANTED = {"bf16": 0.85, "fp8 channel": 0.70, "fp8 block": 0.70}
 """Share of copy bandwidth at one row; 0.40 where nothing is said, and 0.8 of it at eight rows."""
 SMALL = (("bf16", 4096, 1536), ("fp8 block", 4096, 4096), ("nvfp4", 4096, 4096))
 MANY = 2048
+PREFILL = ("bf16", "bf16 in 12 bits", "fp8 block", "nvfp4", "mxfp4", "int4", "awq", "exl3")
 
 
 def cases() -> list[Case]:
@@ -32,7 +33,7 @@ def cases() -> list[Case]:
     for kind in ("bf16", "fp8 block", "nvfp4", "int4"):
         found.append(_decode(kind, *LARGE.get(kind, FOUR_BITS), 64, None))
     found += [_decode(kind, n, k, 1, 1.0) for kind, n, k in SMALL]
-    found += [_prefill(kind) for kind in ("bf16", "fp8 block", "nvfp4", "mxfp4", "int4")]
+    found += [_prefill(kind) for kind in PREFILL]
     return found
 
 
