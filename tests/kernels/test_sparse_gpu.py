@@ -15,6 +15,7 @@ SCALE, ATOL = 0.3, 2e-6
 @pytest.fixture(autouse=True)
 def short_spans(monkeypatch):
     monkeypatch.setattr(triton, "SPAN", 32)
+    monkeypatch.setattr(triton, "PICKED", 32)
 
 
 def chosen(rng, batch, count, table, page, k):

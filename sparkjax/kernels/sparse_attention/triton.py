@@ -21,7 +21,9 @@ from .. import pallas as tools
 from ..pallas import plgpu
 
 SPAN = 512
-"""Rows a span."""
+"""Shared rows a span."""
+PICKED = 128
+"""Chosen rows a span: few, so that a single query's are read by many blocks of threads."""
 FEW = 16
 """Up to so many queries a row (decode, verification) run a block of threads a span. The number of
 rows must not decide: it would change bits."""
@@ -68,7 +70,7 @@ class Form:
     def spans(self) -> int:
         """Those of shared rows, then those of chosen ones, which begin anew: how many rows are shared
         must not move them."""
-        return self.dense_spans - (-self.chosen_blocks * self.block // SPAN)
+        return self.dense_spans - (-self.chosen_blocks * self.block // PICKED)
 
 
 def supports(q: Any, plane: Any, value_dim: int) -> str | None:
@@ -230,7 +232,6 @@ def _span(span: Any, place: _Place, refs: tuple, form: Form) -> online.Partial:
         head, channel = tools.cells(place.head, part)
         q.append(_load(q_ref.at[row, query, head, channel], place.there, part))
     offsets = jnp.arange(form.block, dtype=jnp.int32)
-    per_span = SPAN // form.block
 
     def add(found: online.Partial, seen: jax.Array, keys: list, values: list) -> online.Partial:
         logits = jnp.zeros((form.tile, form.block), jnp.float32)
@@ -245,12 +246,14 @@ def _span(span: Any, place: _Place, refs: tuple, form: Form) -> online.Partial:
         """With the rows of a block, unless none of them is seen."""
         return jax.lax.cond(jnp.max(seen.astype(jnp.int32)) > 0, load, lambda x: x, found)
 
-    def blocks(before: int, count: int) -> tuple[jax.Array, jax.Array]:
-        """First and end of this span's blocks, of `count` that begin with span number `before`."""
+    def blocks(before: int, count: int, size: int) -> tuple[jax.Array, jax.Array]:
+        """First and end of this span's blocks, of `count` that begin with span number `before` and
+        stand in spans of `size` rows."""
         if span is None:
             return jnp.int32(0), jnp.int32(count)
-        first = (span - before) * per_span
-        return jnp.maximum(first, 0), jnp.clip(first + per_span, 0, count)
+        each = size // form.block
+        first = (span - before) * each
+        return jnp.maximum(first, 0), jnp.clip(first + each, 0, count)
 
     found = online.start(form.tile, form.value_dim)
     if form.dense:
@@ -271,7 +274,7 @@ def _span(span: Any, place: _Place, refs: tuple, form: Form) -> online.Partial:
 
             return some(seen, load, found)
 
-        found = jax.lax.fori_loop(*blocks(0, form.dense_blocks), dense, found)
+        found = jax.lax.fori_loop(*blocks(0, form.dense_blocks, SPAN), dense, found)
     if form.chosen:
         pages_ref, selected_ref, *planes = rest
         layer, size = layer_ref[0], planes[0].shape[2]
@@ -298,7 +301,8 @@ def _span(span: Any, place: _Place, refs: tuple, form: Form) -> online.Partial:
 
             return load(found)
 
-        found = jax.lax.fori_loop(*blocks(form.dense_spans, form.chosen_blocks), chosen, found)
+        bounds = blocks(form.dense_spans, form.chosen_blocks, PICKED)
+        found = jax.lax.fori_loop(*bounds, chosen, found)
     return found
 
 

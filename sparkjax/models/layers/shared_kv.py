@@ -19,10 +19,10 @@ import jax.numpy as jnp
 
 from ...kernels import sparse_attention as sparse_kernel
 from ...kernels.attention.reference import visible
+from ...kernels.grouped_linear import grouped
 from ...kernels.linear import linear
 from ...mesh.context import Context
 from ...mesh.units import even
-from ...weights import formats
 from .. import cache as caches
 from ..batch import Batch
 from ..params import Dim, Param, spread
@@ -77,7 +77,9 @@ def declare_shared_kv(
         "q_b": matrix("wq_b", groups(each * shape.dim), latent),
         "kv": matrix("wkv", Dim(shape.dim), embed),
         "kv_norm": norm("kv_norm", shape.dim),
-        "sinks": Param(f"{prefix}.attn_sink", (groups(each),), layers, dtype="float32", init="zeros"),
+        "sinks": Param(
+            f"{prefix}.attn_sink", (groups(each),), layers, dtype="float32", init="zeros"
+        ),
         "o_a": matrix("wo_a", groups(shape.o_rank), Dim(each * shape.dim)),
         "o_b": matrix("wo_b", embed, groups(shape.o_rank)),
     }
@@ -125,7 +127,9 @@ def shared_kv(
     """
     b, count, _ = x.shape
     cos, sin = rope
-    q = linear(latent, p["q_b"], at, context=context, rows=batch.rows).reshape(b, count, -1, shape.dim)
+    q = linear(latent, p["q_b"], at, context=context, rows=batch.rows).reshape(
+        b, count, -1, shape.dim
+    )
     if shape.head_norm:
         q = rms(q, shape.eps).astype(q.dtype)
     q = rotate_tail(q, cos, sin)
@@ -184,18 +188,8 @@ def _output(
 ) -> jax.Array:
     """Heads [B, Q, heads, dim] through their groups' projections and the common one: [B, Q, H]."""
     b, count = out.shape[:2]
-    # [groups, o_rank, heads a group * dim] of this rank.
-    w = formats.dequantize(p["o_a"], at, out.dtype).reshape(
-        -1, shape.o_rank, shape.heads // shape.groups * shape.dim
-    )
-    grouped = out.reshape(b, count, w.shape[0], -1)
-    low = jnp.einsum(
-        "bqgk,grk->bqgr",
-        grouped,
-        w,
-        precision=jax.lax.Precision.HIGHEST if out.dtype == jnp.float32 else None,
-        preferred_element_type=jnp.float32,
-    ).astype(out.dtype)
+    # The groups of this rank: heads a group * dim of each.
+    each = out.reshape(b, count, -1, shape.heads // shape.groups * shape.dim)
+    low = grouped(each, p["o_a"], at, context=context)
     low = low.reshape(b, count, -1)
     return context.all_reduce(linear(low, p["o_b"], at, context=context, rows=batch.rows))
-
