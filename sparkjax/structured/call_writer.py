@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from .calls import MOST_CALLS, Calls, Offered
+from .patterns import whole_pattern
 from .schema import SchemaError, normalise
-from .sources import OPTIONS, json_rule, lark_pattern, literal, whole_pattern
+from .sources import OPTIONS, json_rule, literal, regex_rule
 
 
 class Writer:
@@ -135,7 +136,7 @@ class Writer:
             inner = self.rule(f"%lark {{\n{definition}\n}}")
             return f"{inner} {self.text(ends)}"
         before, control, behind = self._cut(ends)
-        pattern = f"/(?:{lark_pattern(definition)})/"
+        pattern = regex_rule(f"(?:{whole_pattern(definition)})")
         if control is not None:
             body = self.rule(f"{pattern} {literal(before) if before else ''}", "T")
             return f"{body} <[{self.calls.tags[control]}]> {self.text(behind)}".rstrip()

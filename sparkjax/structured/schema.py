@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .patterns import too_often
+
 MOST_NODES = 5_000
 """Schemas inside of one schema."""
 DEEPEST = 48
@@ -222,6 +224,8 @@ def pointer(path: tuple[str, ...]) -> str:
 def _pattern(value: Any, path: tuple[str, ...]) -> None:
     if not isinstance(value, str):
         raise _error(path, f"is {_kind(value)}; allowed: a regular expression")
+    if (wrong := too_often(value)) is not None:
+        raise _error(path, wrong)
 
 
 def _error(path: tuple[str, ...], message: str) -> SchemaError:

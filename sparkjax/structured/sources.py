@@ -10,10 +10,10 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import llguidance
 import msgspec
 
 from .matcher import GrammarError
+from .patterns import lark_pattern, too_often
 from .schema import SchemaError, normalise
 
 OPTIONS = '%llguidance {"no_forcing": true}'
@@ -98,22 +98,14 @@ def json_rule(schema: Any, one_of: bool = False) -> str:
 
 
 def regex_rule(pattern: str) -> str:
-    """The rule of a text that a regular expression matches from end to end."""
+    """The rule of a text that a regular expression matches from end to end.
+
+    Raises:
+      GrammarError: parts of it repeat too often.
+    """
+    if (wrong := too_often(pattern)) is not None:
+        raise GrammarError(wrong)
     return f"/{lark_pattern(pattern)}/"
-
-
-def lark_pattern(pattern: str) -> str:
-    """A regular expression that matches from end to end, as a terminal has it between slashes."""
-    return str(llguidance.regex_to_lark(whole_pattern(pattern), ""))
-
-
-def whole_pattern(pattern: str) -> str:
-    """A regular expression without the anchors at its two ends."""
-    if pattern.startswith("^"):
-        pattern = pattern[1:]
-    if pattern.endswith("$") and not pattern.endswith("\\$"):
-        pattern = pattern[:-1]
-    return pattern
 
 
 def choices(values: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ import pytest
 import schemas
 from walks import answer, follows, text
 
+from sparkjax.structured.patterns import too_often
 from sparkjax.structured.schema import FORMATS, SchemaError, normalise
 from sparkjax.structured.sources import Wanted, source
 
@@ -164,3 +165,18 @@ def test_random_answers_to_generated_schemas_are_valid():
         schema = schemas.schema(seed)
         written = text(answer(grammar(schema, True), seed))
         jsonschema.Draft202012Validator(schema).validate(json.loads(written))
+
+
+def test_counts_inside_each_other_multiply():
+    for fine in (
+        r"\d{1,3}(\.\d{1,3}){3}",
+        "a{100000}",
+        r"\{999999999}",
+        "[{999999999}]",
+        "(a{300}|b){300}",
+        "x{",
+    ):
+        assert too_often(fine) is None, fine
+    for wrong in ("a{100001}", "(a{400}){400}", "((a{50})+b{2}){3000}", "(" * 9 + "a" + "{9})" * 9, "a{,9999999}",
+                  "a{99999999999999999999}"):  # fmt: skip
+        assert "allowed: 100000" in str(too_often(wrong)), wrong
