@@ -224,9 +224,9 @@ class Agent:
             case "health":
                 return self._health()
             case "check":
-                from .ranks import facts
+                from .ranks import checks
 
-                return facts(load(self.path))
+                return checks(load(self.path))
             case "quit":
                 self._quit.set()
             case "status":

@@ -164,6 +164,11 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
         yield "mesh.rank", f"is {mesh.rank}; mesh.peers has {ranks or 'no'} ranks"
     if ranks < 2 and mesh.transport != "xla":
         yield "mesh.transport", f"is {mesh.transport}; it needs several mesh.peers"
+    if mesh.transport == "fabric" and ranks > 1:
+        from .mesh.transports.fabric import topology
+
+        yield from topology.conflicts(mesh.shape, ranks, mesh.rails)
+        yield from topology.device_conflicts(mesh.shape, mesh.rails, mesh.devices)
     for peer in mesh.peers:
         try:
             roster.parse(peer)
@@ -221,6 +226,17 @@ def _from_file(path: Path, problems: list[str]) -> dict[str, _Value]:
 def child_environment(**more: str) -> dict[str, str]:
     """The environment of a process that this one starts: without settings, with `more`."""
     return {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)} | more
+
+
+def visible_gpus() -> list[str] | None:
+    """The GPUs that CUDA may use in this process, by number or name; None is all of the host's."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if names is None else [name for name in names.split(",") if name]
+
+
+def show_gpu(name: str) -> None:
+    """Leaves one GPU to this process. To be called before anything has opened CUDA."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = name
 
 
 def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[str, _Value]:

@@ -198,10 +198,35 @@ class Mesh(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=1, le=64, description="ranks that share every layer")
     ] = 1
     transport: Annotated[
-        Literal["xla", "shm"],
+        Literal["xla", "shm", "fabric"],
         Meta(description="what carries the collectives: xla is NCCL or Gloo, shm is shared memory "
-             "between processes of one host"),
+             "between processes of one host, fabric is RDMA between hosts"),
     ] = "xla"
+    shape: Annotated[
+        Literal["direct", "ring"],
+        Meta(description="of the fabric: direct is a link between every two ranks (one cable or a "
+             "switch), ring is a cable to the next and one to the last rank (3 or 4 ranks)"),
+    ] = "direct"
+    rails: Annotated[
+        int, Meta(ge=1, le=2, description="RDMA devices a link of the fabric: 2 is both PCIe "
+                  "functions of a port")
+    ] = 1
+    devices: Annotated[
+        tuple[str, ...],
+        Meta(description="RDMA devices of this host, one a rail; in a ring first those towards the "
+             "next rank, then those towards the one before; [] is that of this host's peers "
+             "address, and for a second rail the other function of its port"),
+    ] = ()
+    pace_gbps: Annotated[
+        Annotated[float, Meta(gt=0, le=800)] | None,
+        Meta(description="most Gb/s that a link of the fabric sends; null is 28 through a switch "
+             "(three or more ranks, direct), else no limit"),
+    ] = None
+    proxy_core: Annotated[
+        Annotated[int, Meta(ge=0, le=1023)] | None,
+        Meta(description="processor that the fabric's sending thread keeps for itself (GPU only); "
+             "null is any"),
+    ] = None
     secret: Annotated[
         str | None,
         Meta(description="file with a secret that all ranks share, the same on every host; null is "
@@ -297,5 +322,6 @@ PATHS = frozenset(
 # model itself is not among the decisions of this file: its weights have a digest of their own.
 LOCAL = PATHS | {
     "model.name", "model.aliases", "engine.watchdog_seconds", "mesh.rank", "mesh.secret",
+    "mesh.devices", "mesh.proxy_core",
     "weights.check", "weights.verify_image", "weights.parallel", "weights.direct",
 }  # fmt: skip

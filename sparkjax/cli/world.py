@@ -129,6 +129,7 @@ def check(config: World) -> None:
     with show.plain_errors():
         from sparkjax import agent
         from sparkjax.mesh.world import compare
+        from sparkjax.ranks import PROBLEM
 
         loaded = _load(config)
         if any(agent.roster.is_here(host) for host in agent.hosts(loaded)):
@@ -137,8 +138,12 @@ def check(config: World) -> None:
         answers = agent.ask_all(loaded, "check")
         for host, answer in answers.items():
             typer.echo(f"{host}: {answer if isinstance(answer, Exception) else 'answers'}")
-        facts = [a for a in answers.values() if not isinstance(a, Exception)]
-        lines = compare.differences(facts, "host") if facts else []
+        facts, lines = [], []
+        for host, answer in answers.items():
+            if not isinstance(answer, Exception):
+                lines += [f"{host}: {v}" for k, v in answer.items() if k.startswith(PROBLEM)]
+                facts.append({k: v for k, v in answer.items() if not k.startswith(PROBLEM)})
+        lines += compare.differences(facts, "host")
         for line in lines:
             typer.echo(line)
         if not lines and len(facts) == len(answers):

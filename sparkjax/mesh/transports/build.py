@@ -50,7 +50,8 @@ def library(name: str, sources: tuple[str, ...], compilers: tuple[tuple[str, ...
         handle, partial = tempfile.mkstemp(suffix=".so", dir=folder)
         os.close(handle)
         try:
-            command = [*compiler, f"-I{include}", str(HERE / sources[0]), "-o", partial, "-lrt"]
+            command = [*compiler, f"-I{include}", str(HERE / sources[0]), "-o", partial]
+            command += ["-lrt", "-ldl", "-lpthread"]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if not done.returncode:
                 Path(partial).chmod(0o755)

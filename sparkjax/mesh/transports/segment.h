@@ -17,7 +17,6 @@
 
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <climits>
 #include <cstdint>
 #include <cstdio>
@@ -25,21 +24,13 @@
 #include <ctime>
 #include <string>
 
+#include "calls.h"
+
 namespace sparkjax {
 
 constexpr uint64_t kMagic = 0x73706b6a73686d31;  // "spkjshm1"
 constexpr int kMaxRanks = 64;
 constexpr size_t kPage = 4096;
-
-using Clock = std::chrono::steady_clock;
-
-enum Kind : int64_t { kAllReduce, kAllGather, kAllToAll, kBroadcast, kBarrier };
-
-inline std::string name_of(int64_t kind) {
-  static const char* const names[] = {"all_reduce", "all_gather", "all_to_all", "broadcast",
-                                      "barrier"};
-  return kind >= 0 && kind <= kBarrier ? names[kind] : "?";
-}
 
 struct alignas(64) Post {
   std::atomic<uint32_t> epoch;
@@ -47,35 +38,6 @@ struct alignas(64) Post {
   uint64_t bytes;
   uint64_t call;
 };
-
-// What stopped a wait.
-struct Fault {
-  int32_t rank, who;
-  uint32_t kind, their_kind;
-  uint64_t call, bytes, their_call, their_bytes;
-  double waited;  // seconds; below 0, the ranks are in different calls
-
-  std::string words() const {
-    char text[300];
-    if (waited >= 0)
-      std::snprintf(text, sizeof text,
-                    "%s number %llu of rank %d (%llu bytes): rank %d did not come in %.1f s",
-                    name_of(kind).c_str(), number(call), rank, number(bytes), who, waited);
-    else
-      std::snprintf(text, sizeof text,
-                    "rank %d is in %s number %llu of %llu bytes, rank %d in %s number %llu of "
-                    "%llu bytes",
-                    who, name_of(their_kind).c_str(), number(their_call), number(their_bytes), rank,
-                    name_of(kind).c_str(), number(call), number(bytes));
-    return text;
-  }
-
- private:
-  static unsigned long long number(uint64_t n) { return n; }
-};
-
-// How `Header::aborted` says that a world goes on, that its end is being written, and where it is.
-constexpr uint32_t kRuns = 0, kEnding = 1, kReason = 2, kFault = 3;
 
 struct Header {
   std::atomic<uint64_t> magic;

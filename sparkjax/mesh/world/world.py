@@ -18,6 +18,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import msgspec
+
 from .messages import (
     Arrived,
     Beat,
@@ -277,6 +279,11 @@ class World:
         if decided.problems:
             raise WorldError(*decided.problems)
         return decided.data
+
+    def gather(self, stage: str, mine: bytes) -> list[bytes]:
+        """What every rank brought to `stage`, in rank order. Raises WorldError as `exchange`."""
+        data = self.exchange(stage, mine, msgspec.msgpack.encode)
+        return msgspec.msgpack.decode(data, type=list[bytes])
 
     def _decide(self, stage: str, mine: bytes, decide: Decide) -> Decided:
         with self._change:
