@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -55,8 +56,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, *sets: str) -> Iterator[Server]:
-    """Serves the tiny model from `folder` with further settings, until the block ends."""
+def serving(folder: Path, *sets: str, log_folder: Path | None = None) -> Iterator[Server]:
+    """Serves the (tiny) model from `folder` with further settings, until the block ends."""
     port = free_port()
     command = [sys.executable, "-m", "sparkjax.serve"]
     settings = [
@@ -72,7 +73,7 @@ def serving(folder: Path, *sets: str) -> Iterator[Server]:
     ]
     for setting in settings:
         command += ["--set", setting]
-    log = folder.parent / f"server-{port}.log"
+    log = (log_folder or folder.parent) / f"server-{port}.log"
     with log.open("w") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, cwd=TESTS.parent
@@ -125,3 +126,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(tiny: Path) -> Iterator[Server]:
     with serving(tiny) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def start() -> Any:
+    """`serving`, for tests of models of their own."""
+    return serving
