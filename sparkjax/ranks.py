@@ -89,7 +89,8 @@ class Session:
             from .mesh.transports.shm import Shm
             from .model import here
 
-            self.transport = Shm.open(
+            choose_gpu(world.rank, world.ranks)
+            shm = self.transport = Shm.open(
                 name,
                 world.rank,
                 world.ranks,
@@ -97,22 +98,9 @@ class Session:
                 join=mesh.join_seconds,
                 platform=here().platform,
             )
-        elif mesh.transport == "fabric":
-            from .mesh.transports.fabric.transport import Fabric, Settings
-            from .model import here
-
-            self.transport = Fabric.open(
-                world.gather,
-                world.rank,
-                world.ranks,
-                roster.parse(mesh.peers[world.rank]).host,
-                Settings(
-                    shape=mesh.shape, rails=mesh.rails, devices=mesh.devices,
-                    pace_gbps=mesh.pace_gbps, proxy_core=mesh.proxy_core,
-                ),
-                timeout=BOOT_PATIENCE,
-                platform=here().platform,
-            )  # fmt: skip
+            if shm.platform == "cuda":
+                where = "one another's memory" if shm.direct else "the host's memory"
+                log.info("shm: GPUs read %s", where)
         else:
             start_xla(roster.parse(mesh.peers[0]), world.rank, world.ranks, mesh.join_seconds)
             world.exchange("joined")
@@ -215,25 +203,6 @@ def facts(config: Config) -> compare.Facts:
     return found | {f"version {name}": version for name, version in versions().items()}
 
 
-PROBLEM = "problem"
-"""Begins the names of facts that say what is wrong with this host."""
-
-
-def checks(config: Config) -> compare.Facts:
-    """`facts`, and what can be seen of this host's links before a world starts."""
-    found = facts(config)
-    mesh = config.mesh
-    if mesh.transport == "fabric" and len(mesh.peers) > 1:
-        from .mesh.transports.fabric import check
-
-        at = next((i for i, p in enumerate(mesh.peers) if roster.is_here(roster.parse(p).host)), 0)
-        seen, problems = check.look(
-            roster.parse(mesh.peers[at]).host, len(mesh.peers), mesh.shape, mesh.rails, mesh.devices
-        )
-        found |= seen | {f"{PROBLEM} {n}": text for n, text in enumerate(problems)}
-    return found
-
-
 def devices() -> compare.Facts:
     """What programs are compiled for and with, on this rank."""
     import jax
@@ -249,6 +218,28 @@ def devices() -> compare.Facts:
     if device.platform == "cpu":
         found["kernels native"] = "yes" if native.available() else "no"
     return found
+
+
+def choose_gpu(rank: int, ranks: int) -> None:
+    """Leaves this rank its own GPU of the host's, or its part of the memory of one that it shares.
+    Nothing where programs run on a CPU."""
+    import jax
+
+    from . import config
+    from .mesh import gpus
+
+    platforms = (jax.config.jax_platforms or "cuda").split(",")
+    names = config.visible_gpus()
+    if names is None:
+        names = [str(n) for n in range(gpus.count())]
+    if not names or not {"cuda", "gpu"} & set(platforms):
+        return
+    mine, part = gpus.place(rank, ranks, len(names))
+    config.show_gpu(names[mine])
+    jax.config.update("jax_pjrt_client_create_options", {"memory_fraction": part})
+    log.info(
+        "rank %d computes on GPU %s, with %.0f %% of its memory", rank, names[mine], 100 * part
+    )
 
 
 def start_xla(rank0: roster.Address, rank: int, ranks: int, seconds: float) -> None:

@@ -45,8 +45,9 @@ def checkpoint(folder: Path) -> Path:
 class Served:
     """The processes of one world, rank 0 first."""
 
-    def __init__(self, folder: Path, ranks: int, transport: str = "shm"):
+    def __init__(self, folder: Path, ranks: int, transport: str = "shm", platform: str = "cpu"):
         self.folder, self.ranks, self.transport = folder, ranks, transport
+        self.platform = platform
         self.model = checkpoint(folder / "tiny")
         self.http, *ports = free_ports(ranks + 1)
         self.peers = [f"127.0.0.1:{port}" for port in ports]
@@ -54,22 +55,26 @@ class Served:
         self.processes: dict[int, subprocess.Popen] = {}
 
     def settings(self) -> list[str]:
+        mesh = [
+            f"mesh.peers={','.join(self.peers)}", f"mesh.tensor_parallel={self.ranks}",
+            f"mesh.transport={self.transport}",
+        ]  # fmt: skip
         return [
             f"model.path={self.model}", f"http.port={self.http}", *SIZES,
             f"engine.compilation_cache={CACHE}",
             f"engine.journal={self.folder}/journal", "http.drain_seconds=20",
-            f"mesh.peers={','.join(self.peers)}", f"mesh.tensor_parallel={self.ranks}",
-            f"mesh.transport={self.transport}",
+            *(mesh if self.ranks > 1 else []),
         ]  # fmt: skip
 
     def start(self, rank: int, *sets: str) -> subprocess.Popen:
-        command = [sys.executable, "-m", "sparkjax.serve", "--rank", str(rank)]
+        command = [sys.executable, "-m", "sparkjax.serve"]
+        command += ["--rank", str(rank)] if self.ranks > 1 else []
         for setting in [*self.settings(), *sets]:
             command += ["--set", setting]
         environ = {
             **os.environ,
             "PYTHONPATH": str(TESTS.parent),
-            "JAX_PLATFORMS": "cpu",
+            "JAX_PLATFORMS": self.platform,
             **QUICK,
         }
         with self.log(rank).open("a") as log:
@@ -133,9 +138,11 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(folder: Path, ranks: int, transport: str = "shm", *sets: str) -> Iterator[Served]:
+def served(
+    folder: Path, ranks: int, transport: str = "shm", *sets: str, platform: str = "cpu"
+) -> Iterator[Served]:
     """A world that is ready."""
-    world = Served(folder, ranks, transport)
+    world = Served(folder, ranks, transport, platform)
     try:
         for rank in range(ranks):
             world.start(rank, *sets)

@@ -17,6 +17,7 @@ struct World {
   int spins = 0;                   // polls before sleeping
   std::atomic<bool> busy{false};
   void* device = nullptr;  // what a platform keeps
+  bool direct = false;     // whether GPUs read one another's memory, not the segment
 };
 
 std::string attach(World& world);  // returns "" or what went wrong
@@ -64,6 +65,10 @@ extern "C" void sparkjax_shm_why(int id, char* message, uint64_t room) {
   message[0] = 0;
   if (sparkjax::worlds[id])
     std::snprintf(message, room, "%s", sparkjax::worlds[id]->segment.why().c_str());
+}
+
+extern "C" int sparkjax_shm_direct(int id) {
+  return sparkjax::worlds[id] && sparkjax::worlds[id]->direct;
 }
 
 extern "C" void sparkjax_shm_close(int id) {
