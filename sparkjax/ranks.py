@@ -101,6 +101,22 @@ class Session:
             if shm.platform == "cuda":
                 where = "one another's memory" if shm.direct else "the host's memory"
                 log.info("shm: GPUs read %s", where)
+        elif mesh.transport == "fabric":
+            from .mesh.transports.fabric.transport import Fabric, Settings
+            from .model import here
+
+            self.transport = Fabric.open(
+                world.gather,
+                world.rank,
+                world.ranks,
+                roster.parse(mesh.peers[world.rank]).host,
+                Settings(
+                    shape=mesh.shape, rails=mesh.rails, devices=mesh.devices,
+                    pace_gbps=mesh.pace_gbps, proxy_core=mesh.proxy_core,
+                ),
+                timeout=BOOT_PATIENCE,
+                platform=here().platform,
+            )  # fmt: skip
         else:
             start_xla(roster.parse(mesh.peers[0]), world.rank, world.ranks, mesh.join_seconds)
             world.exchange("joined")
@@ -201,6 +217,25 @@ def facts(config: Config) -> compare.Facts:
     path = locate(config.model.path or "", config.weights.folder)
     found |= {f"model {name}": print_ for name, print_ in fingerprint.fingerprints(path).items()}
     return found | {f"version {name}": version for name, version in versions().items()}
+
+
+PROBLEM = "problem"
+"""Begins the names of facts that say what is wrong with this host."""
+
+
+def checks(config: Config) -> compare.Facts:
+    """`facts`, and what can be seen of this host's links before a world starts."""
+    found = facts(config)
+    mesh = config.mesh
+    if mesh.transport == "fabric" and len(mesh.peers) > 1:
+        from .mesh.transports.fabric import check
+
+        at = next((i for i, p in enumerate(mesh.peers) if roster.is_here(roster.parse(p).host)), 0)
+        seen, problems = check.look(
+            roster.parse(mesh.peers[at]).host, len(mesh.peers), mesh.shape, mesh.rails, mesh.devices
+        )
+        found |= seen | {f"{PROBLEM} {n}": text for n, text in enumerate(problems)}
+    return found
 
 
 def devices() -> compare.Facts:

@@ -10,21 +10,20 @@ import ctypes
 import dataclasses
 import functools
 import os
+from typing import ClassVar
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from . import TransportError
 from .build import FLAGS, BuildError, library
+from .calls import Calls
 
-ALL_REDUCE, ALL_GATHER, ALL_TO_ALL, BROADCAST, BARRIER = range(5)
 SLOT_BYTES = 1 << 20
 """Payload of one exchange; larger arrays go in several."""
 TARGET = "sparkjax_shm"
 
 
-HEADERS = ("segment.h", "world.h")
+HEADERS = ("calls.h", "segment.h", "world.h")
 
 
 @functools.cache
@@ -37,7 +36,7 @@ def _native(platform: str) -> ctypes.CDLL:
             path = library("shm_cuda", ("shm.cu", *HEADERS), (("nvcc", *flags),))
         else:
             compilers = tuple((name, *FLAGS) for name in ("g++", "c++", "clang++"))
-            path = library("shm", ("shm.cc", *HEADERS), compilers)
+            path = library("shm", ("shm.cc", "rounds.h", "sums.h", *HEADERS), compilers)
     except BuildError as error:
         raise TransportError(str(error)) from error
     native = ctypes.CDLL(str(path))
@@ -53,9 +52,10 @@ def _native(platform: str) -> ctypes.CDLL:
 
 
 @dataclasses.dataclass(frozen=True)
-class Shm:
+class Shm(Calls):
     """One rank's end of a world; see `Transport` for its methods."""
 
+    PREFIX: ClassVar[str] = TARGET
     rank: int
     ranks: int
     handle: int
@@ -101,43 +101,6 @@ class Shm:
             raise TransportError(f"shm: rank {rank}: {message.value.decode(errors='replace')}")
         return cls(rank, ranks, handle, platform)
 
-    def all_reduce(self, x: jax.Array) -> jax.Array:
-        if x.dtype in (jnp.float32, jnp.bfloat16):
-            return self._call(ALL_REDUCE, x, x.shape)
-        return self._call(ALL_REDUCE, x.astype(jnp.float32), x.shape).astype(x.dtype)
-
-    def all_gather(self, x: jax.Array) -> jax.Array:
-        return self._call(ALL_GATHER, x, (self.ranks, *x.shape))
-
-    def all_to_all(self, x: jax.Array) -> jax.Array:
-        if x.shape[:1] != (self.ranks,):
-            raise ValueError(
-                f"all_to_all: x is {x.shape}; its first axis must be {self.ranks} ranks"
-            )
-        return self._call(ALL_TO_ALL, x, x.shape)
-
-    def broadcast(self, x: jax.Array, root: int = 0) -> jax.Array:
-        return self._call(BROADCAST, x, x.shape, root)
-
-    def barrier(self, after: jax.Array) -> jax.Array:
-        return self._call(BARRIER, after, after.shape)
-
-    def abort(self, reason: str) -> None:
-        self._library().sparkjax_shm_abort(self.handle, reason.encode()[:399])
-
-    def patience(self, seconds: float) -> None:
-        """How long a collective waits for another rank from now on."""
-        self._library().sparkjax_shm_patience(self.handle, ctypes.c_double(seconds))
-
-    @property
-    def failure(self) -> str:
-        message = ctypes.create_string_buffer(512)
-        self._library().sparkjax_shm_why(self.handle, message, len(message))
-        return message.value.decode(errors="replace")
-
-    def close(self) -> None:
-        self._library().sparkjax_shm_close(self.handle)
-
     @property
     def direct(self) -> bool:
         """Whether the ranks' GPUs read one another's memory; if not, they meet in the host's."""
@@ -145,9 +108,3 @@ class Shm:
 
     def _library(self) -> ctypes.CDLL:
         return _native(self.platform)
-
-    def _call(self, kind: int, x: jax.Array, shape: tuple[int, ...], root: int = 0) -> jax.Array:
-        self._library()
-        # It has an effect, so that no rank's compiler drops or merges a call that others make.
-        call = jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct(shape, x.dtype), has_side_effect=True)
-        return call(x, world=np.int64(self.handle), kind=np.int64(kind), root=np.int64(root))
