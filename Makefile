@@ -20,7 +20,7 @@ INSTALL = $(PYTHON) scripts/install.py $(VENV) --with $(MODEL_PACKAGE) $(EXTRAS:
 SOURCES := pyproject.toml scripts/install.py $(wildcard setup.py sparkjax/kernels/native/*.py) \
 	$(shell find sparkjax -name '*.cc' -o -name '*.h')
 
-.PHONY: help serve test test-slow test-clients check fuzz bench install clean
+.PHONY: help serve test test-slow test-clients test-fabric check fuzz bench install clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -36,6 +36,10 @@ test-slow: $(VENV)/.test  ## the tests that take minutes
 
 test-clients: $(VENV)/.test $(CLIENTS)/.made  ## other programs and a browser talk to the server
 	$(BIN)/python -m pytest -m "clients or browser" tests/clients tests/server $(ARGS)
+
+test-fabric: $(VENV)/.test  ## RDMA between two emulated hosts (Debian; root installs what is missing)
+	@$(BIN)/python tests/fabric/lab.py
+	$(BIN)/python -m pytest -m fabric tests/fabric $(ARGS)
 
 check: $(VENV)/.test  ## ruff and mypy
 	$(BIN)/ruff check .

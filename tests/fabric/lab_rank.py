@@ -22,8 +22,11 @@ from sparkjax.mesh.world.world import World, WorldError
 jax.config.update("jax_platforms", "cpu")
 RANKS = 2
 HOSTS = ("10.77.0.1", "10.77.0.2")
+DEVICES = ("rxe0", "rxe1")
 SIZES = (2, 3, 17, 1000, 4097, 16_385, 70_001, 1 << 20)
 """Elements of arrays: of float32 from 8 bytes to 4 MiB."""
+MOST_ELEMENTS = 1 << 20
+"""From here on float32 alone: an emulated network carries a megabyte a second."""
 DTYPES = ("float32", "bfloat16", "int32", "uint8")
 
 
@@ -50,7 +53,7 @@ class Rank:
         self.rank = rank
         addresses = [Address(host, port) for host in HOSTS]
         self.world = World.form(addresses, rank, b"a secret of the lab", join=120, silence=60)
-        settings = Settings(rails=rails)
+        settings = Settings(rails=rails, devices=DEVICES[:rails])
         self.fabric = Fabric.open(
             self.world.gather, rank, RANKS, HOSTS[rank], settings, **{"timeout": 60.0, **fabric}
         )
@@ -82,7 +85,7 @@ def numbers(r: Rank) -> dict:
     """Every collective, size and dtype against numpy; the same inside compiled programs."""
     count = 0
     for seed, size in enumerate(SIZES):
-        for dtype in DTYPES:
+        for dtype in DTYPES if size < MOST_ELEMENTS else DTYPES[:1]:
             all_of = [payload(seed, rank, size, dtype) for rank in range(RANKS)]
             mine, what = all_of[r.rank], f"{size} of {dtype}"
             if "float" in dtype:
@@ -94,7 +97,7 @@ def numbers(r: Rank) -> dict:
             got = r.call(calls.ALL_TO_ALL, np.stack(parts), (RANKS, size))
             same(f"exchange {what}", got, np.stack(theirs))
             same(f"barrier {what}", r.call(calls.BARRIER, mine, (size,)), mine)
-            count += 5
+            count += 5 if "float" in dtype else 4
 
     def program(x):
         x = r.fabric.all_reduce(x)
@@ -107,16 +110,12 @@ def numbers(r: Rank) -> dict:
     for _ in range(50):
         total = ordered_sum([total * np.float32(0.4)] * RANKS) + np.float32(0.01)
     same("a compiled loop", got, np.stack([total] * RANKS))
-    return {"calls": count}
-
-
-def rounds(r: Rank) -> dict:
-    """A thousand reductions of changing sizes."""
+    # A thousand reductions of changing sizes, across the wrap of epochs.
     for at in range(1000):
         size = 1 + at * 37 % 3000
         all_of = [payload(at, rank, size, "float32") for rank in range(RANKS)]
         same(f"round {at}", r.call(calls.ALL_REDUCE, all_of[r.rank], (size,)), ordered_sum(all_of))
-    return {"rounds": 1000}
+    return {"calls": count, "rounds": 1000}
 
 
 def late(r: Rank) -> dict:
@@ -171,7 +170,7 @@ def broken(r: Rank) -> dict:
     return {"said": said, "after": time.monotonic() - started}
 
 
-MODES = (numbers, rounds, late, mixed, broken)
+MODES = (numbers, late, mixed, broken)
 
 
 def main() -> None:
@@ -180,15 +179,15 @@ def main() -> None:
     for at, mode in enumerate(MODES):
         started = time.monotonic()
         try:
-            r = Rank(rank, rails, 29970 + at, slot_bytes=64 << 10, epoch=0xFFFFFF00)
-            opened = time.monotonic() - started
+            # Epochs are about to wrap, and the fabric is measured once.
+            r = Rank(rank, rails, 29970 + at, slot_bytes=64 << 10, epoch=-256, measured=at == 0)
             found = mode(r)
             r.close()
         except Exception as error:  # the next mode has a world of its own
             logging.exception("%s", mode.__name__)
             found = {"error": f"{type(error).__name__}: {error}"}
-        found |= {"opened": opened, "seconds": time.monotonic() - started}
-        print("RESULT", json.dumps({"mode": mode.__name__, **found}), flush=True)
+        found |= {"mode": mode.__name__, "seconds": time.monotonic() - started}
+        print("RESULT", json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ class Speed:
         name = f"rail {self.rail} ({self.device})" if self.rail >= 0 else "all rails"
         return (
             f"{name}: 8 KiB in {self.small * 1e6:.0f} us, 48 KiB in {self.medium * 1e6:.0f} us, "
-            f"4 MiB at {self.rate / 1e9:.2f} GB/s"
+            f"4 MiB at {self.rate / 1e9:.3g} GB/s"
         )
 
 

@@ -70,6 +70,7 @@ class Fabric(Calls):
         slot_bytes: int = SLOT_BYTES,
         epoch: int = 0,
         platform: str = "cpu",
+        measured: bool = True,
     ) -> Fabric:
         """Connects this rank with the others, and measures every rail.
 
@@ -80,6 +81,7 @@ class Fabric(Calls):
           window, slot_bytes: pieces under way at a time, and their payload.
           epoch: the first piece's number (tests begin in front of its wrap).
           platform: "cpu" or "cuda", where the programs run.
+          measured: whether rails are timed.
 
         Raises:
           TransportError: naming the rank, and the device or the setting.
@@ -120,15 +122,11 @@ class Fabric(Calls):
             )
             # Nobody writes before the other end is ready to receive.
             exchange("fabric connected", b"")
-            fabric.patience(measure.PATIENCE)
-            rails = [link.port for link in layout.links if link.peer == layout.links[0].peer]
-            names = [chosen[port][0].name for port in rails]
-            speeds = measure.rails(library, handle, names, ranks)
-            fabric.patience(timeout)
-            for speed in speeds:
-                log.info("fabric: rank %d: %s", rank, speed)
-            for line in measure.problems(speeds):
-                log.warning("fabric: rank %d: %s", rank, line)
+            if measured:
+                fabric.patience(measure.PATIENCE)
+                ports = [link.port for link in layout.links if link.peer == layout.links[0].peer]
+                fabric.measure([chosen[port][0].name for port in ports])
+                fabric.patience(timeout)
             message = ctypes.create_string_buffer(MESSAGE)
             core = -1 if settings.proxy_core is None else settings.proxy_core
             library.sparkjax_fabric_start(handle, core, message, len(message))
@@ -138,6 +136,14 @@ class Fabric(Calls):
             fabric.close()
             raise
         return fabric
+
+    def measure(self, names: list[str]) -> None:
+        """Times the rails, of these devices, and says how fast they are and what is slow."""
+        speeds = measure.rails(self._library(), self.handle, names, self.ranks)
+        for speed in speeds:
+            log.info("fabric: rank %d: %s", self.rank, speed)
+        for line in measure.problems(speeds):
+            log.warning("fabric: rank %d: %s", self.rank, line)
 
     def close(self) -> None:
         """Leaves the world when what was written has gone."""
