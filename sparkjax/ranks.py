@@ -263,7 +263,8 @@ def choose_gpu(rank: int, ranks: int) -> None:
     from . import config
     from .mesh import gpus
 
-    platforms = (jax.config.jax_platforms or "cuda").split(",")
+    settings: Any = jax.config
+    platforms = (settings.jax_platforms or "cuda").split(",")
     names = config.visible_gpus()
     if names is None:
         names = [str(n) for n in range(gpus.count())]
