@@ -33,7 +33,7 @@ class Manifest:
       unconfirmed: what of this page nobody has confirmed.
       stored: (pattern, layout) rules for quantized weights: the first pattern that matches a whole
         name gives its layout (`weights.published`); what none matches lies there as declared.
-      config: the values of config.json.
+      config: the values of config.json; a manifest may name another one with the same values.
       apart: by which `tensors` differs from `published_tensors`, in words -> how many: what the
         files hold beyond that (a vision tower), or, negative, what is counted too often.
     """
@@ -99,7 +99,8 @@ def read_manifest(path: Path) -> Manifest:
     """Reads one manifest file.
 
     Raises:
-      ValueError: a field is missing or unknown; names the file and the field.
+      ValueError: a field is missing or unknown, or `config` names no manifest; names the file and
+        the field.
     """
     values = yaml.safe_load(path.read_text())
     known = {field.name for field in dataclasses.fields(Manifest)} - {"name"}
@@ -109,6 +110,11 @@ def read_manifest(path: Path) -> Manifest:
         wrong = ", ".join(sorted(missing or unknown))
         raise ValueError(f"{path}: {'missing' if missing else 'unknown'} fields: {wrong}")
     kept = {key: value for key, value in values.items() if key in known}
+    if isinstance(kept["config"], str):
+        other = path.with_name(f"{kept['config']}.yaml")
+        if not other.is_file():
+            raise ValueError(f"{path}: config: there is no manifest {kept['config']!r} beside it")
+        kept["config"] = read_manifest(other).config
     kept["unconfirmed"] = tuple(kept["unconfirmed"] or ())
     kept["stored"] = tuple((kept["stored"] or {}).items())
     if not all(type(n) is int for n in (kept.get("apart") or {}).values()):

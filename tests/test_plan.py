@@ -33,6 +33,7 @@ PUBLISHED = {
     ("glm-5.3-flash-fp8", 4): 5.86,
     ("qwen3.8-flash-next-fp8", 2): 6.20,
     ("qwen3.8-flash-next-fp8", 4): 3.83,
+    ("qwen3.8-flash-next-nvfp4", 1): 10.05,
     ("glm-4.7-nvfp4", 4): 9.7,
     ("glm-5.3-int4-int8mix", 4): 10.1,
     ("deepseek-v4.1-flash", 4): 3.83,

@@ -17,7 +17,8 @@ Written = dict[str, tuple[np.dtype, tuple[int, ...]]]
 _E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 _E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
 _BF16 = np.dtype(ml_dtypes.bfloat16)
-_F32, _U8, _I8, _I32, _I64 = (np.dtype(t) for t in ("float32", "uint8", "int8", "int32", "int64"))
+_F32, _F16 = np.dtype("float32"), np.dtype("float16")
+_U8, _I8, _I16, _I32, _I64 = (np.dtype(t) for t in ("uint8", "int8", "int16", "int32", "int64"))
 
 
 def _up(n: int, size: int) -> int:
@@ -72,6 +73,30 @@ def _pack_quantized(bits: int, group: int) -> Callable[..., Written]:
     return write
 
 
+def _gptq(bits: int, group: int) -> Callable[..., Written]:
+    def write(module: str, n: int, k: int) -> Written:
+        return {
+            f"{module}.qweight": (_I32, (k * bits // 32, n)),
+            f"{module}.qzeros": (_I32, (_up(k, group), n * bits // 32)),
+            f"{module}.scales": (_F16, (_up(k, group), n)),
+        }
+
+    return write
+
+
+def _exl3(bits: float) -> Callable[..., Written]:
+    """16 x 16 tiles of `bits` a weight, and the signs and scales of both sides."""
+
+    def write(module: str, n: int, k: int) -> Written:
+        return {
+            f"{module}.trellis": (_I16, (k // 16, n // 16, int(16 * bits))),
+            f"{module}.suh": (_F16, (k,)),
+            f"{module}.svh": (_F16, (n,)),
+        }
+
+    return write
+
+
 LAYOUTS: dict[str, Callable[..., Written]] = {
     "fp8-block": _fp8_block(_F32, "weight_scale_inv"),
     "fp8-block-bf16": _fp8_block(_BF16, "weight_scale_inv"),
@@ -84,6 +109,14 @@ LAYOUTS: dict[str, Callable[..., Written]] = {
     "mxfp4": _mxfp4,
     "int4-g64": _pack_quantized(4, 64),
     "int8-g64": _pack_quantized(8, 64),
+    "gptq-int4-g128": _gptq(4, 128),
+    "gptq-int8-g128": _gptq(8, 128),
+    "exl3-2": _exl3(2),
+    "exl3-2.5": _exl3(2.5),
+    "exl3-3": _exl3(3),
+    "exl3-3.5": _exl3(3.5),
+    "exl3-4": _exl3(4),
+    "exl3-6": _exl3(6),
 }
 """Layout name -> function of (module, N, K) to the tensors that lie in the file."""
 

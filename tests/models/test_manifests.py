@@ -57,3 +57,12 @@ def test_a_manifest_with_a_missing_field_is_refused(tmp_path: Path):
     path.write_text("product: X\n")
     with pytest.raises(ValueError, match=r"x\.yaml: missing fields: config"):
         read_manifest(path)
+
+
+def test_a_manifest_may_share_another_ones_config(tmp_path: Path):
+    shared = read_manifest(FOLDER / "glm-5.3-flash-nvfp4.yaml")
+    assert shared.config == read_manifest(FOLDER / "glm-5.3-flash-fp8.yaml").config
+    path = tmp_path / "x.yaml"
+    path.write_text((FOLDER / "glm-5.3-flash-nvfp4.yaml").read_text())
+    with pytest.raises(ValueError, match=r"x\.yaml: config: there is no manifest 'glm-5\.3-flash-fp8'"):
+        read_manifest(path)
