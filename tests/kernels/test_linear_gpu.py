@@ -117,5 +117,6 @@ def test_equals_the_reference_on_a_gpu(kind, n, k):
     for rows in (1, 2, 5, 8, 16, 33, 63):
         np.testing.assert_array_equal(run(x[:rows], w), full[:rows])
     np.testing.assert_array_equal(run(x[7:8], w)[0], full[7])
-    assert weights.relative(run(x[:100], w), exact(x[:100], w, 1)) < TOLERANCE
+    # With many rows, weights are rounded to bfloat16 as well.
+    assert weights.relative(run(x[:100], w), exact(x[:100], w, 1)) < 1.5 * TOLERANCE
     assert weights.relative(run(x, w), jax.jit(reference.linear)(x, w, 1)) < TOLERANCE

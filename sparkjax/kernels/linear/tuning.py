@@ -18,8 +18,8 @@ DECODE_ROWS = 64
 """Rows up to which a row's bits do not depend on how many there are, and up to which weights are
 decoded where they are multiplied; beyond, in panels."""
 PROGRAMS = 512
-"""Programs that a decode launch wants: a few for each multiprocessor, whatever the device, as the
-number of splits decides bits."""
+"""Programs that a decode launch wants at least: a few for each multiprocessor, whatever the device,
+as the number of splits decides bits."""
 
 _DECODE = {
     "bf16": Tile(outputs=32, words=128, warps=4, stages=4),
@@ -71,14 +71,17 @@ _LARGER = {"NVIDIA H200": Tile(outputs=128, words=64, rows=256, warps=8, stages=
 def tile_for(spec: Spec, rows: int) -> Tile:
     """The tile for a weight and up to `DECODE_ROWS` rows of x."""
     stepped = spec.code == "e4m3" and spec.step < spec.words
-    tile = _fitted(_DECODE["e4m3 blocks" if stepped else _key(spec)], spec)
+    key = "e4m3 blocks" if stepped else _key(spec)
+    tile = _fitted(_DECODE[key], spec)
     steps = -(-spec.words // tile.words)
     programs = -(-spec.rows // tile.outputs)
     splits = 1
     # Each share keeps eight steps, so that its loads overlap.
-    while 2 * programs * splits <= PROGRAMS and steps >= 16 * splits:
+    while programs * splits < PROGRAMS and steps >= 16 * splits:
         splits *= 2
-    return _rows(dataclasses.replace(tile, splits=splits), spec, min(_most(spec), _power(rows)))
+    # Two tiles of 32 rows of 4-bit integers are faster than one of 64.
+    most = min(_most(spec), 32) if key == "int4" else _most(spec)
+    return _rows(dataclasses.replace(tile, splits=splits), spec, min(most, _power(rows)))
 
 
 def expert_tiles(into: Spec, out: Spec, tokens: int, k: int, count: int) -> tuple[Tile, Tile]:
