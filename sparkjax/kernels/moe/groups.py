@@ -5,9 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-COMPARED = 1024
-"""Pairs up to which each is compared with each, in a few fused reductions; beyond, they are
-sorted."""
+COMPARED = 512
+"""Pairs up to which each is compared with each, in two reductions; beyond, they are sorted."""
 
 
 def most_tiles(pairs: int, experts: int, size: int) -> int:
@@ -33,29 +32,22 @@ def tiles(ids: jax.Array, experts: int, size: int) -> tuple[jax.Array, jax.Array
         # A token's experts are distinct.
         rest = jnp.full((flat.shape[0], size - 1), -1, jnp.int32)
         return flat, jnp.concatenate([jnp.arange(flat.shape[0], dtype=jnp.int32)[:, None], rest], 1)
-    count = most_tiles(flat.shape[0], experts, size)
     if flat.shape[0] <= COMPARED:
-        return _compared(flat, count, size)
-    return _sorted(flat, count, experts, size)
+        return _compared(flat, size)
+    return _sorted(flat, most_tiles(flat.shape[0], experts, size), experts, size)
 
 
-def _compared(flat: jax.Array, count: int, size: int) -> tuple[jax.Array, jax.Array]:
-    """Tiles in the order of their first pairs."""
+def _compared(flat: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+    """A place for every pair, with a tile where it is the first of one."""
     place = jnp.arange(flat.shape[0], dtype=jnp.int32)
     same = flat[:, None] == flat[None, :]
-    earlier = place[None, :] < place[:, None]
-    within = (same & earlier).sum(1, dtype=jnp.int32)
-    slot = within % size
-    # A tile's number is how many were opened before it; a pair's tile that of its opener.
-    opens = slot == 0
-    number = (earlier & opens[None, :]).sum(1, dtype=jnp.int32)
-    mine = same & opens[None, :] & (within[None, :] == (within - slot)[:, None])
-    tile = jnp.where(mine, number[None, :], -1).max(1)
-    index = jnp.arange(count, dtype=jnp.int32)
-    here = tile[None, :] == index[:, None]
-    expert = jnp.where(here, flat[None, :], -1).max(1)
-    at = here[:, None, :] & (slot[None, None, :] == jnp.arange(size)[None, :, None])
-    return expert, jnp.where(at, place, -1).max(2)
+    within = (same & (place[None, :] < place[:, None])).sum(1, dtype=jnp.int32)
+    first = within % size == 0
+    slot = within[None, :] - within[:, None]
+    mine = (same & first[:, None])[:, None, :] & (
+        slot[:, None, :] == jnp.arange(size, dtype=jnp.int32)[None, :, None]
+    )
+    return jnp.where(first, flat, -1), jnp.where(mine, place, -1).max(2)
 
 
 def _sorted(flat: jax.Array, count: int, experts: int, size: int) -> tuple[jax.Array, jax.Array]:
