@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+from cable import Cable
 
 TESTS = Path(__file__).resolve().parent.parent
 CACHE = TESTS.parent / ".cache" / "xla-ranks"
@@ -45,19 +46,30 @@ def checkpoint(folder: Path) -> Path:
 class Served:
     """The processes of one world, rank 0 first."""
 
-    def __init__(self, folder: Path, ranks: int, transport: str = "shm", platform: str = "cpu"):
+    def __init__(
+        self,
+        folder: Path,
+        ranks: int,
+        transport: str = "shm",
+        platform: str = "cpu",
+        cable: Cable | None = None,
+    ):
         self.folder, self.ranks, self.transport = folder, ranks, transport
-        self.platform = platform
+        self.platform, self.cable = platform, cable
         self.model = checkpoint(folder / "tiny")
         self.http, *ports = free_ports(ranks + 1)
-        self.peers = [f"127.0.0.1:{port}" for port in ports]
+        hosts = ["127.0.0.1"] * ranks if cable is None else cable.addresses
+        self.peers = [f"{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
+        self.secret = folder / "secret"
+        self.secret.write_text("a secret of at least thirty-two letters")
+        self.secret.chmod(0o600)
         self.url = f"http://127.0.0.1:{self.http}"
         self.processes: dict[int, subprocess.Popen] = {}
 
     def settings(self) -> list[str]:
         mesh = [
             f"mesh.peers={','.join(self.peers)}", f"mesh.tensor_parallel={self.ranks}",
-            f"mesh.transport={self.transport}",
+            f"mesh.transport={self.transport}", f"mesh.secret={self.secret}",
         ]  # fmt: skip
         return [
             f"model.path={self.model}", f"http.port={self.http}", *SIZES,
@@ -77,7 +89,8 @@ class Served:
             "JAX_PLATFORMS": self.platform,
             **QUICK,
         }
-        with self.log(rank).open("a") as log:
+        host = contextlib.nullcontext() if self.cable is None else self.cable.host(rank)
+        with self.log(rank).open("a") as log, host:
             process = self.processes[rank] = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, env=environ, cwd=TESTS.parent
             )
@@ -139,10 +152,15 @@ class Served:
 
 @contextlib.contextmanager
 def served(
-    folder: Path, ranks: int, transport: str = "shm", *sets: str, platform: str = "cpu"
+    folder: Path,
+    ranks: int,
+    transport: str = "shm",
+    *sets: str,
+    platform: str = "cpu",
+    cable: Cable | None = None,
 ) -> Iterator[Served]:
-    """A world that is ready."""
-    world = Served(folder, ranks, transport, platform)
+    """A world that is ready. With a cable, whoever talks to it is on rank 0's host."""
+    world = Served(folder, ranks, transport, platform, cable)
     try:
         for rank in range(ranks):
             world.start(rank, *sets)

@@ -46,7 +46,9 @@ struct Exchange {
       while (post.epoch.load(std::memory_order_acquire) != e) {
         if (segment.header->aborted.load(std::memory_order_acquire)) {
           for (int i = 0; i < 1000 && segment.header->aborted.load() == kEnding; ++i) sched_yield();
-          throw Failure{segment.why()};
+          throw Failure{segment.why() + "; rank " + std::to_string(rank) + " was waiting for rank " +
+                        std::to_string(who) + " in " + name_of(piece.kind) + " number " +
+                        std::to_string(world.call)};
         }
         if (++polls < world.spins) continue;
         const uint32_t seen = post.epoch.load(std::memory_order_acquire);
