@@ -325,6 +325,8 @@ def meet(ranks: int) -> None:
 
 def run(config: Config) -> int:
     """Serves as one rank. Ends the process: threads of a transport must not hold it."""
+    from jax.errors import JaxRuntimeError
+
     from .serve import StartupError, start, take_port
 
     started = time.monotonic()
@@ -344,6 +346,7 @@ def run(config: Config) -> int:
         TransportError,
         WorldError,
         roster.RosterError,
+        JaxRuntimeError,  # a collective that was ended while programs ran for the first time
         ValueError,
         OSError,
     ) as error:
