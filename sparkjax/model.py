@@ -95,9 +95,7 @@ class Model:
         config = family.read_config(checkpoint.config)
         mesh = spmd.make_mesh(context.ranks) if context.ranks > 1 and not context.own else None
         hosted = tables.declared(family, config)
-        tree = family.declare(config, context.ranks)
-        drafts, partial = _drafts(family, config, context.ranks, checkpoint)
-        tree_loaded = tree | {"draft": drafts} if drafts else tree
+        tree_loaded, partial = loaded_tree(family, config, context.ranks, checkpoint)
         notes = digest.Notes() if check else None
         params = load.load_params(
             tree_loaded,
@@ -439,6 +437,15 @@ def ignored(family: Any, config: Any) -> tuple[str, ...]:
     """Prefixes of the tensors that a family never reads (its IGNORED, and ignored(config))."""
     more = family.ignored(config) if hasattr(family, "ignored") else ()
     return (*getattr(family, "IGNORED", ()), *more)
+
+
+def loaded_tree(
+    family: Any, config: Any, ranks: int, checkpoint: Checkpoint
+) -> tuple[declarations.Tree, tuple[str, ...]]:
+    """(the declarations of all that is loaded, the tensors of layers that are not)."""
+    tree = family.declare(config, ranks)
+    drafts, partial = _drafts(family, config, ranks, checkpoint)
+    return (tree | {"draft": drafts} if drafts else tree), partial
 
 
 def _drafts(

@@ -37,7 +37,7 @@ def pull(
     store = Store(folder.expanduser())
     with _bar(str(source)) as progress:
         return fetch(
-            source, store, where, needed=share_of is not None, offline=offline, progress=progress
+            source, store, where, share=share_of, offline=offline, progress=progress
         )
 
 

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import httpx
 
+from ..weights.spans import Range, merged
 from . import hashes, select
 from .download import download
 from .errors import FetchError
 from .hub import Hub
+from .partial import Partial, digest_of, fetch_ranges, ranged, ranges_of, reopen
 from .source import COMMIT, Source
 from .store import (
     PART,
@@ -35,6 +37,8 @@ RESERVE = 1 << 30
 """Bytes of the disk that stay free."""
 PARALLEL = 4
 """Files at a time."""
+MOST_PLANS = 4
+"""Times that the ranges of a share are planned, the first one over headers alone."""
 
 Progress = Callable[[int, int, str], None]
 """Called with (bytes here, bytes in all, the file that moves)."""
@@ -64,6 +68,7 @@ def pull(
     hub: Hub | None = None,
     *,
     needed: bool = False,
+    share: tuple[int, int] | None = None,
     offline: bool = False,
     progress: Progress = lambda done, total, name: None,
     parallel: int = PARALLEL,
@@ -77,6 +82,8 @@ def pull(
     Args:
       hub: where from (default: huggingface_hub's own).
       needed: leave out weight files none of whose tensors this code reads.
+      share: (rank, ranks): only what this rank reads (see `partial`). A checkpoint that is here
+        whole, has no safetensors files or is for one rank alone is pulled as with `needed`.
       offline: touch no network: only check what is here.
       pause: waits between attempts.
 
@@ -84,18 +91,23 @@ def pull(
       FetchError: no such checkpoint, no room, no connection, a wrong hash.
     """
     if offline:
-        return _check(source, store, progress)
+        return _check(source, store, share, progress)
     hub = hub or Hub()
     commit, files = hub.files(source)
     if source.revision and COMMIT.fullmatch(source.revision) and commit != source.revision:
         raise FetchError(f"{hub.endpoint} answers with commit {commit} for {source}")
     folder = store.commit(source.repository, commit)
+    by_name = {file.name: file for file in files}
+    if share is not None:
+        tensors = select.INDEX in by_name or select.SINGLE in by_name
+        needed, whole = True, folder.is_dir() or share[1] == 1 or source.file or not tensors
+        folder = folder if whole else store.share(source.repository, commit, *share)
+        share = None if whole else share
     with locked(folder):
         work = _Work(hub, folder, progress, parallel, pause)
         work.record = read_record(folder) or Record(
-            repository=source.repository, commit=commit, files=[]
+            repository=source.repository, commit=commit, files=[], share=share
         )
-        by_name = {file.name: file for file in files}
         try:
             _pull(work, source, by_name, needed)
         except FetchError as error:
@@ -119,7 +131,11 @@ def _pull(work: _Work, source: Source, by_name: dict[str, File], needed: bool) -
         left_out = select.unread(config, weight_map)
     wanted = [n for n in wanted if n not in left_out]
     work.want([by_name[n] for n in [*beside, *wanted]], sorted(left_out))
-    work.fetch(work.record.files, more=RESERVE)
+    if work.record.share is None:
+        work.fetch(work.record.files, more=RESERVE)
+        return
+    work.fetch([f for f in work.record.files if f.name not in wanted], more=0)
+    work.fetch_share([by_name[n] for n in wanted])
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
@@ -218,6 +234,62 @@ class _Work:
         if failed is not None:
             failed.result()
 
+    def fetch_share(self, files: Sequence[File]) -> None:
+        """Brings of these weight files what the share's rank reads."""
+        assert self.record.share is not None
+        rank, ranks = self.record.share
+        if all(is_verified(self.folder, self.record, file) for file in files):
+            return
+        limits = httpx.Limits(max_connections=self.parallel)
+        with httpx.Client(follow_redirects=True, limits=limits) as client:
+
+            def partial_of(file: File) -> Partial:
+                url = self.hub.url(self.record.repository, self.record.commit, file.name)
+                return Partial(file, self.folder, ranged(client, url, self.hub.headers, file))
+
+            for file in files:  # one that was finished may have been changed since
+                if (self.folder / file.name).exists():
+                    whole = [(0, file.size, file.hash)] if file.kind == "sha256" else []
+                    reopen(file, self.folder, self.record.parts.pop(file.name, whole))
+            partials = [partial_of(file) for file in files]
+            fetch_ranges(partials, {f.name: [(0, min(8, f.size))] for f in files}, self.parallel,
+                         lambda *moved: None, self.pause)  # fmt: skip
+            fetch_ranges(partials, {p.file.name: [p.header()] for p in partials}, self.parallel,
+                         lambda *moved: None, self.pause)  # fmt: skip
+            # What is in the small tensors may decide about the ranges of others: plan again.
+            wanted: dict[str, list[Range]] = {}
+            for _ in range(MOST_PLANS):
+                wanted = ranges_of(self.folder, partials, ranks, rank)
+                left = sum(e - b for p in partials for b, e in p.missing(wanted[p.file.name]))
+                if not left:
+                    break
+                self._room_for(left, RESERVE)
+                self._total = sum(e - b for each in wanted.values() for b, e in each)
+                self._done = self._total - left
+                fetch_ranges(partials, wanted, self.parallel, self._advance, self.pause)
+            else:
+                raise FetchError(
+                    "its ranges change with every plan; pull whole files, without --rank"
+                )
+            for partial in partials:
+                self._close(partial)
+
+    def _close(self, partial: Partial) -> None:
+        """A file of a share is as whole as it gets."""
+        file = partial.file
+        if merged(partial.here, 0) == [(0, file.size)]:
+            found = hashes.of(partial.path, file.kind)
+            if found != file.hash:
+                partial.discard()
+                raise FetchError(f"{file.name}: {file.kind} is {found}, expected {file.hash}")
+        else:
+            self.record.parts[file.name] = sorted(partial.noted)
+        partial.finish()
+        stamped = stamp(self.folder / file.name)
+        assert stamped is not None
+        self.record.verified[file.name] = stamped
+        write_record(self.folder, self.record)
+
     def _advance(self, file: File, count: int, came: bool) -> None:
         with self._lock:
             self._done += count
@@ -229,7 +301,9 @@ class _Work:
             part = self.folder / (file.name + PART)
             return part.stat().st_size if part.exists() else 0
 
-        need = sum(max(f.size - have(f), 0) for f in files)
+        self._room_for(sum(max(f.size - have(f), 0) for f in files), more)
+
+    def _room_for(self, need: int, more: int) -> None:
         free = shutil.disk_usage(self.folder).free
         if need and need + more > free:
             raise FetchError(
@@ -238,10 +312,18 @@ class _Work:
             )
 
 
-def _check(source: Source, store: Store, progress: Progress) -> Pulled:
-    """Every file of a pulled checkpoint against its hash, without a network."""
+def _check(
+    source: Source, store: Store, share: tuple[int, int] | None, progress: Progress
+) -> Pulled:
+    """Every file of a pulled checkpoint against its hash (of a share's, every range), without a
+    network."""
     commit = store.resolve(source)
     folder = None if commit is None else store.commit(source.repository, commit)
+    if commit is not None and folder is not None and not folder.is_dir():
+        shares = store.shares(source.repository, commit)
+        if share is not None:
+            shares = [store.share(source.repository, commit, *share)]
+        folder = shares[0] if len(shares) == 1 else None
     record = None if folder is None else read_record(folder)
     if folder is None or record is None or not record.files:
         raise FetchError(f"{source} is not in {store.folder}, and --offline fetches nothing")
@@ -253,7 +335,7 @@ def _check(source: Source, store: Store, progress: Progress) -> Pulled:
             found = stamp(path)
             if found is None:
                 bad.append(f"{file.name} is missing")
-            elif found[0] != file.size or hashes.of(path, file.kind) != file.hash:
+            elif found[0] != file.size or not _right(path, file, record):
                 bad.append(f"{file.name} is not what was published")
                 record.verified.pop(file.name, None)
             else:
@@ -267,7 +349,15 @@ def _check(source: Source, store: Store, progress: Progress) -> Pulled:
     return _pulled(source, folder, record, 0)
 
 
+def _right(path: Path, file: File, record: Record) -> bool:
+    parts = record.parts.get(file.name)
+    if parts is None:
+        return hashes.of(path, file.kind) == file.hash
+    return all(digest_of(path, (begin, end)) == digest for begin, end, digest in parts)
+
+
 def _pulled(source: Source, folder: Path, record: Record, fetched: int) -> Pulled:
     path = folder / source.file if source.file else folder
-    total = sum(f.size for f in record.files)
+    parts = {name: sum(e - b for b, e, _ in some) for name, some in record.parts.items()}
+    total = sum(parts.get(f.name, f.size) for f in record.files)
     return Pulled(path, record.commit, len(record.files), total, fetched)

@@ -40,7 +40,8 @@ def app(store: Store, keys: tuple[str, ...] = ()) -> Starlette:
         except (FetchError, OSError):
             return None
         # A box that has only a share of the files does not pass it on as the whole.
-        return None if record is None or record.left_out else (folder, record)
+        part = record is None or record.left_out or record.share is not None
+        return None if record is None or part else (folder, record)
 
     def allowed(request: Request) -> bool:
         given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()

@@ -2,6 +2,7 @@
 
     FOLDER/ORG--NAME/COMMIT/           the files of one commit, under their own names
     FOLDER/ORG--NAME/COMMIT/.pull.json what they should be, and which of them were verified
+    FOLDER/ORG--NAME/COMMIT.1of4/      the share of rank 1 of 4 (see `partial`)
     FOLDER/ORG--NAME/refs/REVISION     the commit that a branch or tag stood for when it was pulled
 
 A file gets its own name only when it is whole and its hash is right; until then it is NAME.part.
@@ -61,6 +62,8 @@ class Record(msgspec.Struct, kw_only=True):
       files: what was asked for; [] until that is known.
       verified: name -> [size, time of change in ns] of files whose hash was right.
       left_out: weight files that were not asked for (see `select`).
+      share: [rank, ranks] of a share, None for whole files.
+      parts: name -> the ranges that a share has of a file, each with its SHA-256.
     """
 
     repository: str
@@ -68,6 +71,8 @@ class Record(msgspec.Struct, kw_only=True):
     files: list[File]
     verified: dict[str, tuple[int, int]] = {}
     left_out: list[str] = []
+    share: tuple[int, int] | None = None
+    parts: dict[str, list[tuple[int, int, str]]] = {}
 
 
 def check_name(name: str) -> None:
@@ -94,6 +99,16 @@ class Store:
             raise FetchError(f"{repository}: commit {commit!r}; allowed: 40 hexadecimal digits")
         return self.repository(repository) / commit
 
+    def share(self, repository: str, commit: str, rank: int, ranks: int) -> Path:
+        """Where the share of one rank of a commit lies."""
+        return self.commit(repository, commit).with_name(f"{commit}.{rank}of{ranks}")
+
+    def shares(self, repository: str, commit: str) -> list[Path]:
+        """All shares of a commit, finished or not."""
+        folder = self.repository(repository)
+        found = folder.iterdir() if folder.is_dir() else ()
+        return sorted(p for p in found if re.fullmatch(rf"{commit}\.\d+of\d+", p.name))
+
     def resolve(self, source: Source) -> str | None:
         """The pulled commit that a source means, as far as is known here.
 
@@ -103,7 +118,8 @@ class Store:
         folder = self.repository(source.repository)
         revision = source.revision or "main"
         if COMMIT.fullmatch(revision):
-            return revision if (folder / revision).is_dir() else None
+            here = (folder / revision).is_dir() or self.shares(source.repository, revision)
+            return revision if here else None
         ref = folder / "refs" / quote(revision, safe="")
         if ref.is_file():
             return ref.read_text().strip()
@@ -130,13 +146,19 @@ class Store:
             replace(path, commit.encode())
 
     def find(self, source: Source) -> Path:
-        """The folder of a pulled checkpoint.
+        """The folder of a pulled checkpoint, or of the only share that is here.
 
         Raises:
-          FetchError: it was not pulled, or not to the end.
+          FetchError: it was not pulled, or not to the end; or there are several shares.
         """
         commit = self.resolve(source)
         folder = None if commit is None else self.commit(source.repository, commit)
+        if commit is not None and folder is not None and not folder.is_dir():
+            shares = self.shares(source.repository, commit)
+            if len(shares) > 1:
+                names = ", ".join(path.name for path in shares)
+                raise FetchError(f"{source}: several shares are here, give one's folder: {names}")
+            folder = shares[0] if shares else folder
         record = None if folder is None else read_record(folder)
         if folder is None or record is None or not record.files:
             raise FetchError(

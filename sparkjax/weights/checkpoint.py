@@ -58,11 +58,17 @@ class Checkpoint(Protocol):
 
 
 class Directory:
-    """A directory with config.json and one or more safetensors files."""
+    """A directory with config.json and one or more safetensors files.
+
+    Attributes:
+      share: (rank, ranks) where the files hold only what this rank reads.
+    """
 
     def __init__(self, path: Path):
         self.path = path
         self.config = read_json(path / "config.json")
+        record = _record(path)
+        self.share = record.share if record is not None else None
         opened, self._where = _open_files(path)
         self.files = [(file.path, file.bytes) for file in opened]
         self.names = frozenset(self._where)
@@ -199,7 +205,9 @@ def _open_files(path: Path) -> tuple[list[SafetensorsFile], Mapping[str, Safeten
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: weight_map is missing")
-    left_out = _left_out(path)
+    record = _record(path)
+    # Files that were left out, since none of their tensors is ever read.
+    left_out = frozenset(record.left_out if record is not None else ())
     # What is no name is told below.
     weight_map = {n: s for n, s in weight_map.items() if not _plain(s) or s not in left_out}
     files: dict[str, SafetensorsFile] = {}
@@ -223,16 +231,15 @@ def _open_files(path: Path) -> tuple[list[SafetensorsFile], Mapping[str, Safeten
     return list(files.values()), where
 
 
-def _left_out(path: Path) -> frozenset[str]:
-    """Files that `sparkjax pull` left out, since none of their tensors is ever read."""
+def _record(path: Path) -> Any:
+    """What `sparkjax pull` wrote down of a folder, None where it did not."""
     from ..fetch.errors import FetchError
     from ..fetch.store import read_record
 
     try:
-        record = read_record(path)
+        return read_record(path)
     except FetchError as error:
         raise CheckpointError(str(error)) from None
-    return frozenset(record.left_out if record is not None else ())
 
 
 def _plain(name: Any) -> bool:

@@ -23,7 +23,9 @@ def fingerprints(path: str | Path) -> dict[str, str]:
       path: a checkpoint directory or a .gguf file.
     """
     path = Path(path)
-    files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.suffix in SUFFIXES)
+    # What `sparkjax pull` notes of a folder differs from host to host.
+    listed = [] if path.is_file() else [p for p in path.iterdir() if not p.name.startswith(".")]
+    files = [path] if path.is_file() else sorted(p for p in listed if p.suffix in SUFFIXES)
     return {file.name: fingerprint(file) for file in files if file.is_file()}
 
 
@@ -32,14 +34,20 @@ def fingerprint(file: Path) -> str:
     size = file.stat().st_size
     state = hashlib.sha256()
     with file.open("rb") as stream:
-        if size <= WHOLE:
-            while piece := stream.read(_EDGE):
+        for begin, end in pieces(size):
+            stream.seek(begin)
+            while begin < end:
+                piece = stream.read(min(_EDGE, end - begin))
+                if not piece:
+                    break
                 state.update(piece)
-        else:
-            state.update(stream.read(_EDGE))
-            for at in range(1, _PIECES + 1):
-                stream.seek(size * at // (_PIECES + 1))
-                state.update(stream.read(_PIECE))
-            stream.seek(size - _EDGE)
-            state.update(stream.read(_EDGE))
+                begin += len(piece)
     return f"{size} bytes, {state.hexdigest()[:16]}"
+
+
+def pieces(size: int) -> list[tuple[int, int]]:
+    """The byte ranges of a file of `size` bytes that its fingerprint is made of."""
+    if size <= WHOLE:
+        return [(0, size)]
+    middle = [size * at // (_PIECES + 1) for at in range(1, _PIECES + 1)]
+    return [(0, _EDGE), *((at, at + _PIECE) for at in middle), (size - _EDGE, size)]

@@ -138,6 +138,7 @@ def load_params(
     if ranks > 1 and rank is None and mesh is None:
         raise ValueError(f"{ranks} ranks need a mesh, or the rank whose share is loaded")
     places = _places(mesh, rank)
+    _require_share(checkpoint, ranks, places)
     # Without files nothing would say when an image is out of date.
     images = images if checkpoint.files else None
     files = list(checkpoint.files)
@@ -190,6 +191,16 @@ def load_params(
     specs = dict(declarations.leaves_of(declarations.specs(tree, ranks)))
     loaded = {path: _global(found, places, mesh, specs[path]) for path, found in held.items()}
     return declarations.unflatten(loaded)
+
+
+def _require_share(checkpoint: Checkpoint, ranks: int, wanted: Iterable[int]) -> None:
+    """Raises CheckpointError where the files hold another rank's bytes only."""
+    share = getattr(checkpoint, "share", None)
+    if share is not None and any((r, ranks) != tuple(share) for r in wanted):
+        raise CheckpointError(
+            f"{checkpoint.path}: holds what rank {share[0]} of {share[1]} reads; asked for is rank "
+            f"{', '.join(map(str, wanted))} of {ranks}: pull that, or whole files"
+        )
 
 
 def _opened(

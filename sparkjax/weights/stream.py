@@ -170,7 +170,7 @@ def _leaf(
     param: Param, checkpoint: Checkpoint, ranks: int, rank: int, twelve_bits: bool, kept: Kept
 ) -> Leaf:
     spec = rules.spec([d.axis for d in param.dims], ranks)
-    cuts = _cuts(param, ranks)
+    cuts = cuts_of(param, ranks)
     members: list[Any] = []
     names: list[str] = []
     last: tuple[str, Any] = ("", None)
@@ -188,7 +188,7 @@ def _leaf(
         def build(
             weight: Any = last[1], found: Any = found, fill: Any = fill, what: str = what
         ) -> Any:
-            return _member(param, weight, found, fill, cuts, ranks, rank, twelve_bits, what)
+            return member_of(param, weight, found, fill, cuts, ranks, rank, twelve_bits, what)
 
         members.append(_light(build, kept, twelve_bits))
     share = tuple(
@@ -206,7 +206,8 @@ Cut = tuple[int, np.ndarray, int, bool]
 file's order is another one."""
 
 
-def _cuts(param: Param, ranks: int) -> list[Cut]:
+def cuts_of(param: Param, ranks: int) -> list[Cut]:
+    """The axes of a parameter whose places on the ranks are not simply those of the file."""
     spec = rules.spec([d.axis for d in param.dims], ranks)
     cuts = []
     for axis, dim in enumerate(param.dims):
@@ -218,7 +219,7 @@ def _cuts(param: Param, ranks: int) -> list[Cut]:
     return cuts
 
 
-def _member(
+def member_of(
     param: Param,
     weight: Any,
     found: str | Part,
