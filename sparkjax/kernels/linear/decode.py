@@ -114,7 +114,8 @@ def bits(
     Args:
       words: uint32 [n, w].
       first: the bit where the code begins.
-      zero: None, or uint32 [n, w], 128 + zero point as a bfloat16 in both halves.
+      zero: None, or uint32 [n, w], 128 + zero point as a bfloat16 in both halves. Words that are
+        not loaded as they lie may be paired across rows: both have their own.
     """
     mask = (1 << width) - 1
     middle = 0x4300 | 1 << width - 1
@@ -130,7 +131,7 @@ def bits(
     asm += f"and.b32 t, t, {mask * 0x10001:#x};\nor.b32 t, t, 0x43004300;\n"
     if zero is None:
         return _pairs(asm + f"mov.b32 u, {middle * 0x10001:#x};\nsub.rn.bf16x2 $0, t, u;", words)
-    return _pairs(asm + "sub.rn.bf16x2 $0, t, $3;", words, zero)
+    return _pairs(asm + "prmt.b32 u, $3, $4, 0x5410;\nsub.rn.bf16x2 $0, t, u;", words, zero)
 
 
 def int8(
@@ -159,7 +160,8 @@ def int8(
     )
     if zero is None:
         return _pairs(asm + "sub.rn.bf16x2 $0, t, u;", words)
-    return _pairs(asm + "sub.rn.bf16x2 t, t, u;\nsub.rn.bf16x2 $0, t, $3;", words, zero)
+    asm += "sub.rn.bf16x2 t, t, u;\nprmt.b32 u, $3, $4, 0x5410;\nsub.rn.bf16x2 $0, t, u;"
+    return _pairs(asm, words, zero)
 
 
 def bf12(

@@ -16,7 +16,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from . import decode
 from .planes import Planes, Spec
-from .tile import Outputs, Tile, contract, inputs_in_order, joined, lowered, whole_scale
+from .tile import Outputs, Tile, contract, joined, lowered, whole_scale, woven
 
 PANEL = 32 << 20
 """Bytes of bfloat16 weights that exist at a time."""
@@ -80,7 +80,8 @@ def decoded(
         form = place.fields(weight, w0, interpret)
 
         def slot_values(slot: int) -> jax.Array:
-            values = inputs_in_order(spec, [form(f, slot) for f in range(spec.fields)])
+            fields = [form(f, slot) for f in range(spec.fields)]
+            values = woven(fields).reshape(place.count, width)
             if spec.block is None and not spec.whole and not spec.lifted:
                 return values
             exact = lowered(spec, values.astype(jnp.float32))

@@ -106,6 +106,12 @@ class Spec:
         return self.width * self.fields * self.across or 32
 
     @property
+    def ahead(self) -> bool:
+        """Whether words are gathered, so that they are loaded into registers a step ahead; others go
+        through shared memory, as they lie."""
+        return self.code == "trellis" or self.planar or 32 % self.size != 0
+
+    @property
     def loads(self) -> int:
         """Words that are loaded for an element."""
         if self.code == "bf12":
@@ -258,10 +264,7 @@ def _ordered(w: Ordered) -> Spec | str:
 
 def _trellis(w: Exl3Tensor) -> Spec:
     rate = w.trellis.shape[-1] // 2
-    return Spec(
-        "trellis", w.rows, w.cols, per=4, across=2, rate=rate, codebook=w.codebook,
-        as_e4m3=w.as_e4m3,
-    )  # fmt: skip
+    return Spec("trellis", w.rows, w.cols, rate=rate, codebook=w.codebook, as_e4m3=w.as_e4m3)
 
 
 def _group(w: Any) -> tuple[int, int]:

@@ -34,18 +34,16 @@ def padded(spec: Spec) -> Spec:
 
 
 def into(
-    spec: Spec, x: jax.Array, planes: Planes, member: jax.Array, by_field: bool, interpret: bool
+    x: jax.Array, planes: Planes, member: jax.Array, interpret: bool
 ) -> tuple[jax.Array, jax.Array]:
     """Rows of x in the weight's basis.
 
     Args:
       x: bfloat16 [R, K].
       member: int32 [1].
-      by_field: in the order that `contract` wants, else in the inputs' order.
 
     Returns:
-      (float16 [4, R, K padded / 4] or [R, K padded], float32 [R] that results are to be multiplied
-      by).
+      (float16 [R, K padded], float32 [R] that results are to be multiplied by).
     """
     assert planes.in_scale is not None
     count, k = x.shape
@@ -67,25 +65,16 @@ def into(
         rotated = _times_hadamard(values, interpret).astype(jnp.float16)
         mask = jnp.broadcast_to(inside[:, None], mask.shape)
         row, at = _cells(jnp.where(inside, rows, count), column)
-        if by_field:
-            field = (at >> 3 & 1) * 2 + (at & 1)
-            view = out_ref.at[field, row, (at >> 4) * 4 + (at & 7) // 2]
-        else:
-            view = out_ref.at[row, at]
-        plgpu.store(view, rotated, mask=mask)
+        plgpu.store(out_ref.at[row, at], rotated, mask=mask)
 
     # Interpreted, a masked store writes back what was there: a row of its own keeps it away.
-    rows = count + interpret
-    shape = (4, rows, width // 4) if by_field else (rows, width)
     out = pallas.call(
         kernel,
         _grid(count, width),
-        jax.ShapeDtypeStruct(shape, jnp.float16),
+        jax.ShapeDtypeStruct((count + interpret, width), jnp.float16),
         interpret=interpret,
         name="rotate_inputs",
-    )(member, x, planes.in_scale, factor)
-    if interpret:
-        out = out[:, :count] if by_field else out[:count]
+    )(member, x, planes.in_scale, factor)[:count]
     return out, back
 
 

@@ -74,14 +74,15 @@ def contract(
     forms = [(i, slot) for i in range(len(weights)) for slot in range(spec.across)]
 
     def step(index: jax.Array, carry: Any) -> Any:
-        sums, numbers = carry
+        sums, numbers, words = carry
         w0 = index * tile.words
         loaded = [
-            at.fields(refs, w0, interpret, zeros)
-            for refs, (_, zeros) in zip(weights, numbers, strict=True)
+            at.fields(refs, w0, interpret, zeros, *(words[i : i + 1]))
+            for i, (refs, (_, zeros)) in enumerate(zip(weights, numbers, strict=True))
         ]
         # Of the next step: loads that no product waits for.
         later = [at.numbers(refs, w0 + tile.words) for refs in weights] if stepped else numbers
+        ahead = [at.load(refs["words"], w0 + tile.words) for refs in weights] if words else words
         parts = [jnp.zeros_like(s) for s in sums] if stepped else list(sums)
         for field in range(spec.fields):
             x = x_tile(field, w0)
@@ -95,11 +96,12 @@ def contract(
                 s + numbers[i][0][slot][:, None] * part
                 for s, part, (i, slot) in zip(sums, parts, forms, strict=True)
             ]
-        return parts, later
+        return parts, later, ahead
 
     zeros = [jnp.zeros((at.count, tile.rows), jnp.float32) for _ in forms]
     first = [at.numbers(refs, steps[0] * tile.words if stepped else 0) for refs in weights]
-    sums, _ = lax.fori_loop(*steps, step, (zeros, first))
+    words = [at.load(refs["words"], steps[0] * tile.words) for refs in weights if spec.ahead]
+    sums, *_ = lax.fori_loop(*steps, step, (zeros, first, words))
     if spec.block is not None and not stepped:
         sums = [s * first[i][0][slot][:, None] for s, (i, slot) in zip(sums, forms, strict=True)]
     if spec.escapes:
@@ -112,8 +114,6 @@ def contract(
 
 def output(spec: Spec, row: jax.Array, slot: int) -> jax.Array:
     """int32: the output of a slot of the elements in these rows."""
-    if spec.code == "trellis":
-        return row // 8 * 16 + row % 8 + 8 * slot
     return row * spec.across + (SLOTS.index(slot) if spec.across > 1 else 0)
 
 
@@ -121,9 +121,6 @@ def joined(parts: Sequence[jax.Array]) -> jax.Array:
     """Outputs of each slot of the elements, [n, X] each, in the outputs' order: [n * slots, X]."""
     if len(parts) == 1:
         return parts[0]
-    if len(parts) == 2:
-        found = woven(parts).reshape(-1, 8, parts[0].shape[1], 2)
-        return found.transpose(0, 3, 1, 2).reshape(-1, parts[0].shape[1])
     found = woven([parts[slot] for slot in SLOTS])
     axes = (0, *range(2, found.ndim), 1)
     return found.transpose(axes).reshape(-1, parts[0].shape[1])
@@ -134,14 +131,6 @@ def woven(parts: Sequence[jax.Array]) -> jax.Array:
     if len(parts) == 1:
         return parts[0]
     return jnp.stack([woven(parts[0::2]), woven(parts[1::2])], axis=-1)
-
-
-def inputs_in_order(spec: Spec, fields: Sequence[jax.Array]) -> jax.Array:
-    """Every field of the elements, [n, w] each, in the inputs' order: [n, w * fields]."""
-    found, n = woven(fields), fields[0].shape[0]
-    if spec.code == "trellis":
-        found = found.reshape(n, -1, 4, 2, 2).transpose(0, 1, 3, 2, 4)
-    return found.reshape(n, -1)
 
 
 def lowered(spec: Spec, values: jax.Array) -> jax.Array:
@@ -190,30 +179,42 @@ class Outputs:
             mask = inside if mask is None else mask & inside
         return mask
 
-    def elements(self, plane: Any, w0: jax.Array) -> jax.Array:
+    def load(self, plane: Any, w0: Any) -> list[jax.Array]:
+        """The words under the elements from w0 on: what `elements` makes elements of."""
+        spec, size = self.spec, self.tile.words
+        if not spec.ahead:
+            per = 32 // spec.size
+            return [self.rows(plane, w0 // per, size // per, -(-spec.words // per))]
+        if spec.code == "trellis":
+            return trellis.load(plane, self.member, self.first, w0, (self.count, size), spec.rate)
+        column = w0 + jnp.arange(size, dtype=jnp.int32)
+        row, last = jnp.minimum(self.row, plane.shape[-2] - 1), plane.shape[-1] - 1
+        found = []
+        for _, _, at, _, straddles in runs(spec, column * spec.fields):
+            for word in (at, at + 1) if straddles else (at,):
+                index = (self.member, row[:, None], jnp.minimum(word, last)[None, :])
+                whole = tuple(jnp.broadcast_to(i, (self.count, size)) for i in index)
+                found.append(plgpu.load(plane.at[whole]))
+        return found
+
+    def elements(self, words: Sequence[jax.Array], w0: Any) -> jax.Array:
         """uint32 [count, words]: the elements from w0 on; past the end of K they are arbitrary."""
-        spec, words = self.spec, self.tile.words
-        if spec.code == "bf16" or spec.size == 32:
-            return self.rows(plane, w0, words, spec.words)
-        column = w0 + jnp.arange(words, dtype=jnp.int32)
-        mask = self._mask(column, spec.words)
-        last = plane.shape[-1] - 1
-
-        def cells(at: jax.Array) -> jax.Array:
-            shape = (self.count, words)
-            index = (self.member, self.row[:, None], jnp.minimum(at, last)[None, :])
-            ref = plane.at[tuple(jnp.broadcast_to(i, shape) for i in index)]
-            if mask is None:
-                return plgpu.load(ref)
-            return plgpu.load(ref, mask=mask, other=jnp.zeros((), plane.dtype))
-
-        found = jnp.zeros((), jnp.uint32)
-        for low, width, at, shift, straddles in runs(spec, column * spec.fields):
+        spec, size = self.spec, self.tile.words
+        if spec.size == 32:
+            return words[0]
+        place = jnp.arange(size, dtype=jnp.int32)
+        if not spec.ahead:
+            per = 32 // spec.size
+            shape = (self.count, size // per, per)
+            spread = jnp.broadcast_to(words[0][:, :, None], shape).reshape(self.count, size)
+            return spread >> (place % per * spec.size).astype(jnp.uint32)[None, :]
+        found, words = jnp.zeros((), jnp.uint32), list(words)
+        for low, width, _, shift, straddles in runs(spec, (w0 + place) * spec.fields):
             by = shift.astype(jnp.uint32)[None, :]
-            codes = cells(at) >> by
+            codes = words.pop(0) >> by
             if straddles:
                 # Two shifts, since one by 32 is undefined.
-                codes = codes | (cells(at + 1) << 1) << (31 - by)
+                codes = codes | (words.pop(0) << 1) << (31 - by)
             if spec.planar:
                 codes = _spread(codes & ((1 << width * spec.fields) - 1), width)
             found = found | codes << low
@@ -305,44 +306,49 @@ class Outputs:
         return [decode.pair(code.astype(jnp.int32) - less) for code in codes]
 
     def fields(
-        self, refs: Refs, w0: jax.Array, interpret: bool, zeros: Sequence[jax.Array] | None = None
+        self,
+        refs: Refs,
+        w0: jax.Array,
+        interpret: bool,
+        zeros: Sequence[jax.Array] | None = None,
+        words: list[jax.Array] | None = None,
     ) -> Callable[[int, int], jax.Array]:
         """Loads a step's weights; the result gives each field of each slot as bfloat16 (float16 of a
         trellis) [count, words], not yet `lowered` and without block scale and scale of the whole.
 
         Args:
-          zeros: of these inputs, where they are there already.
+          zeros, words: of these inputs, where they are there already.
         """
         spec = self.spec
+        loaded = self.load(refs["words"], w0) if words is None else words
         if spec.code == "trellis":
-            column = w0 + jnp.arange(self.tile.words, dtype=jnp.int32)
-            window = trellis.windows(refs["words"], self.member, self.row, column, spec.rate)
             book = (spec.rate, spec.codebook, spec.as_e4m3, interpret)
-            return lambda field, slot: trellis.value(window, 4 * slot + field, *book)
-        words = self.elements(refs["words"], w0)
+            numbers = trellis.values(loaded, *book)
+            return lambda field, slot: numbers
+        elements = self.elements(loaded, w0)
         if spec.code == "bf16":
-            return lambda field, slot: words
+            return lambda field, slot: elements
         scale = self.group_scale(refs["group_scale"], w0, interpret) if spec.group else None
         if spec.code == "e2m1":
             assert scale is not None
-            return lambda field, slot: decode.e2m1(words, field, scale, spec.lifted, interpret)
+            return lambda field, slot: decode.e2m1(elements, field, scale, spec.lifted, interpret)
         if spec.code == "e4m3":
-            return lambda field, slot: decode.e4m3(words, field, scale, interpret)
+            return lambda field, slot: decode.e4m3(elements, field, scale, interpret)
         spread = [
-            jnp.broadcast_to(z[:, None], words.shape)
+            jnp.broadcast_to(z[:, None], elements.shape)
             for z in (self.zeros(refs, w0) if zeros is None else zeros)
         ]
 
         if spec.code == "bf12":
             codes = self.rows(refs["codes"], w0, self.tile.words, spec.words).astype(jnp.uint32)
-            return lambda field, slot: decode.bf12(words, codes, field, spread[0], interpret)
+            return lambda field, slot: decode.bf12(elements, codes, field, spread[0], interpret)
 
         def integers(field: int, slot: int) -> jax.Array:
             zero = spread[slot] if spread else None
             if spec.code == "int8":
-                return decode.int8(words, field, spec.offset, zero, interpret)
+                return decode.int8(elements, field, spec.offset, zero, interpret)
             first = (field + slot) * spec.stride
-            return decode.bits(words, first, spec.width, zero, interpret)
+            return decode.bits(elements, first, spec.width, zero, interpret)
 
         return integers
 

@@ -146,14 +146,14 @@ def _rotated(
     interpret: bool,
 ) -> jax.Array:
     """A weight in a rotated basis, see rotated.py."""
-    x, factor = rotated.into(spec, x, planes, member, not many, interpret)
+    x, factor = rotated.into(x, planes, member, interpret)
     whole = rotated.padded(spec)
     if many:
         sizes = tuning.many(whole)
         parts = panels.linear(whole, x, planes, member, *sizes, interpret, jnp.float32)[None]
     else:
-        tile = tile or tuning.tile_for(whole, x.shape[1])
-        parts = _parts(whole, x, planes, member, tile, jnp.float32, interpret)
+        tile = tile or tuning.tile_for(whole, x.shape[0])
+        parts = _parts(whole, x[None], planes, member, tile, jnp.float32, interpret)
     return rotated.back(spec, parts, planes, member, factor, jnp.bfloat16, interpret)
 
 

@@ -23,7 +23,7 @@ as the number of splits decides bits."""
 
 _DECODE = {
     "bf16": Tile(outputs=32, words=128, warps=4, stages=4),
-    "bf12": Tile(outputs=32, words=64, warps=2, stages=4),
+    "bf12": Tile(outputs=32, words=64, warps=2, stages=3),
     "e4m3": Tile(outputs=32, words=64, warps=2, stages=4),
     "e4m3 blocks": Tile(outputs=64, words=32, warps=2, stages=5),
     "int8": Tile(outputs=32, words=64, warps=2, stages=4),
@@ -31,7 +31,7 @@ _DECODE = {
     "int4": Tile(outputs=128, words=16, warps=2, stages=4),
     "bits": Tile(outputs=128, words=16, warps=2, stages=4),
     "across": Tile(outputs=256, words=64, warps=2, stages=4),
-    "trellis": Tile(outputs=64, words=32, warps=2, stages=4),
+    "trellis": Tile(outputs=64, words=128, warps=4, stages=3),
 }
 _EXPERTS = {
     "bf16": Tile(outputs=32, words=128, warps=4, stages=3),
@@ -61,7 +61,7 @@ _PANEL = {
     "int4": Tile(outputs=32, words=16, warps=4),
     "bits": Tile(outputs=32, words=16, warps=4),
     "across": Tile(outputs=128, words=32, warps=4),
-    "trellis": Tile(outputs=32, words=32, warps=4),
+    "trellis": Tile(outputs=64, words=64, warps=4),
 }
 _PRODUCT = Tile(outputs=128, words=64, rows=128, warps=4, stages=3)
 _LARGER = {"NVIDIA H200": Tile(outputs=128, words=64, rows=256, warps=8, stages=3)}
@@ -118,7 +118,8 @@ def _rows(tile: Tile, spec: Spec, rows: int, weights: int = 1) -> Tile:
     """The tile for `rows` rows of x and several weights, with as many stages as shared memory
     holds."""
     rows = max(8, rows)
-    size = 2 if spec.code == "bf16" else 4 * spec.loads
+    # What is gathered goes through registers.
+    size = 0 if spec.ahead else 2 if spec.code == "bf16" else 4 * spec.loads
     elements = tile.outputs // spec.across * tile.words
     step = weights * size * elements + 2 * spec.fields * rows * tile.words
     stages = max(1, min(tile.stages, 88 * 1024 // step))
