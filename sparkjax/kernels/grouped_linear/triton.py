@@ -31,8 +31,8 @@ def supports(x: Any, w: Any) -> str | None:
         return f"{count} rows; up to {tuning.DECODE_ROWS} are supported"
     spec = spec_of(w)
     assert isinstance(spec, Spec)
-    if spec.code == "trellis":
-        return "weights in a rotated basis"
+    if spec.prepared:
+        return "weights whose inputs are rotated or sorted"
     outputs = tuning.tile_for(spec, count).outputs
     if spec.rows % (groups * outputs):
         return f"{groups} groups of {spec.rows} outputs; multiples of {outputs} are supported"
