@@ -34,6 +34,7 @@ def main() -> int:
     """See the package."""
     options = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     options.add_argument("--count", type=int, default=1000, help="inputs in all")
+    options.add_argument("--seconds", type=float, default=float("inf"), help="stop after these")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--only", action="append", help="names of surfaces")
     options.add_argument("--number", type=int, help="try this one input of --only")
@@ -52,7 +53,8 @@ def main() -> int:
         numbers = range(wanted) if asked.number is None else [asked.number]
         begun = time.monotonic()
         with errors_logged() as logged, surface() as check:
-            counts[name] = run(name, check, asked.seed, numbers, findings)
+            until = begun + asked.seconds * SHARES[surface] / whole
+            counts[name] = run(name, check, asked.seed, numbers, findings, until)
         findings += [{"surface": name, "logged": each} for each in logged]
         seconds[name] = round(time.monotonic() - begun, 1)
         print(f"{name}: {counts[name]} inputs, {seconds[name]} s", file=sys.stderr, flush=True)
@@ -64,8 +66,10 @@ def main() -> int:
     return 1 if findings else 0
 
 
-def run(name: str, check: Any, seed: int, numbers: Any, findings: list[dict[str, Any]]) -> int:
-    """Tries inputs; how many that were."""
+def run(
+    name: str, check: Any, seed: int, numbers: Any, findings: list[dict[str, Any]], until: float
+) -> int:
+    """Tries inputs until a moment of `time.monotonic`; how many that were."""
     if (whole := getattr(check, "whole", None)) is not None:  # it counts for itself
         done, problems = whole(len(numbers), seed)
         findings += [{"surface": name, "error": each} for each in problems]
@@ -74,7 +78,7 @@ def run(name: str, check: Any, seed: int, numbers: Any, findings: list[dict[str,
     def one(number: int) -> dict[str, Any] | None:
         try:
             check(random.Random(f"{seed}.{name}.{number}"))
-        except Exception:
+        except Exception:  # whatever it is, it is a finding
             words = traceback.format_exc().splitlines()
             return {
                 "surface": name,
@@ -91,9 +95,9 @@ def run(name: str, check: Any, seed: int, numbers: Any, findings: list[dict[str,
             if found is not None:
                 findings.append(found)
                 print(found, file=sys.stderr, flush=True)
-                if len(findings) >= MOST_FINDINGS:
-                    pool.shutdown(cancel_futures=True)
-                    break
+            if len(findings) >= MOST_FINDINGS or time.monotonic() > until:
+                pool.shutdown(cancel_futures=True)
+                break
     return done
 
 
