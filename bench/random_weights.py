@@ -51,6 +51,9 @@ def fill(shapes: Any, seed: int = 0, specs: Any = None, rank: int = 0, ranks: in
       One rank's shares.
     """
 
+    # On a CPU numpy makes them, with nothing to compile.
+    make = _on_host if jax.default_backend() == "cpu" else _on_device
+
     def one(prefix: Any, spec: Any, path: Any, shape: Any) -> jax.Array:
         names = [str(getattr(k, "name", getattr(k, "key", k))) for k in (*prefix, *path)]
         own = spmd.share(spec, shape.shape, rank, ranks)
@@ -58,7 +61,7 @@ def fill(shapes: Any, seed: int = 0, specs: Any = None, rank: int = 0, ranks: in
         dims = tuple(part.stop - part.start for part in own)
         key = np.uint32(zlib.crc32(".".join(names).encode()) ^ seed)
         norm = any("norm" in name for name in names)
-        return _values(names[-1], norm, shape.shape, dims, jnp.dtype(shape.dtype), starts, key)
+        return make(names[-1], norm, shape.shape, dims, jnp.dtype(shape.dtype), starts, key)
 
     def below(prefix: Any, spec: Any, tree: Any) -> Any:
         return jax.tree_util.tree_map_with_path(functools.partial(one, prefix, spec), tree)
@@ -70,47 +73,53 @@ def fill(shapes: Any, seed: int = 0, specs: Any = None, rank: int = 0, ranks: in
     )
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
 def _values(
+    xp: Any,
     name: str,
     norm: bool,
     whole: tuple[int, ...],
     dims: tuple[int, ...],
     dtype: Any,
-    starts: jax.Array,
-    key: jax.Array,
-) -> jax.Array:
+    starts: Any,
+    key: Any,
+) -> Any:
+    """One share; `xp` is numpy or jax.numpy."""
     if "scale" in name or name == "whole":
         if dtype == jnp.uint8:
-            return jnp.full(dims, 120, dtype)  # an E8M0 byte: 2^-7
-        return jnp.full(dims, 1.0 if name == "whole" else 2.0**-6, dtype)
-    bits = _bits(whole, dims, starts, key)
+            return xp.full(dims, 120, dtype)  # an E8M0 byte: 2^-7
+        return xp.full(dims, 1.0 if name == "whole" else 2.0**-6, dtype)
+    bits = _bits(xp, whole, dims, starts, key)
     if jnp.issubdtype(dtype, jnp.integer):
         unsigned = jnp.dtype(f"uint{dtype.itemsize * 8}")
         if name == "packed" or dtype in (jnp.uint8, jnp.int8, jnp.uint16, jnp.int16, jnp.uint32):
-            return jax.lax.bitcast_convert_type(bits.astype(unsigned), dtype)
-        return jnp.zeros(dims, dtype)
+            return bits.astype(unsigned).view(dtype)
+        return xp.zeros(dims, dtype)
     if dtype.itemsize == 1:
         # E4M3 without its two NaN codes.
-        code = bits.astype(jnp.uint8)
-        code = jnp.where((code & 0x7F) == 0x7F, jnp.uint8(0), code & jnp.uint8(0xBF))
-        return jax.lax.bitcast_convert_type(code, dtype)
-    small = ((bits & 0xFF).astype(jnp.float32) - 127.5) / 74.0
+        code = bits.astype(np.uint8)
+        return xp.where((code & 0x7F) == 0x7F, np.uint8(0), code & np.uint8(0xBF)).view(dtype)
+    small = ((bits & 0xFF).astype(np.float32) - np.float32(127.5)) / np.float32(74.0)
     if norm:
         return (1 + small / 16).astype(dtype)
-    return (small / math.sqrt(max(whole[-1], 1) if whole else 1)).astype(dtype)
+    width = np.float32(math.sqrt(max(whole[-1], 1) if whole else 1))
+    return (small / width).astype(dtype)
 
 
-def _bits(
-    whole: tuple[int, ...], dims: tuple[int, ...], starts: jax.Array, key: jax.Array
-) -> jax.Array:
+_on_device = jax.jit(functools.partial(_values, jnp), static_argnums=(0, 1, 2, 3, 4))
+
+
+def _on_host(*args: Any) -> jax.Array:
+    return jnp.asarray(_values(np, *args))
+
+
+def _bits(xp: Any, whole: tuple[int, ...], dims: tuple[int, ...], starts: Any, key: Any) -> Any:
     """uint32 [dims]: MurmurHash3's last mixing of each place's number in the whole array."""
-    place = jnp.zeros(dims, jnp.uint32)
-    for axis in range(len(dims)):
-        stride = math.prod(whole[axis + 1 :]) & 0xFFFFFFFF
-        along = jax.lax.broadcasted_iota(jnp.uint32, dims, axis) + starts[axis]
-        place = place + along * jnp.uint32(stride)
-    x = place ^ (key * jnp.uint32(0x9E3779B1))
+    place = xp.zeros(dims, np.uint32)
+    for axis, size in enumerate(dims):
+        stride = np.uint32(math.prod(whole[axis + 1 :]) & 0xFFFFFFFF)
+        along = (xp.arange(size, dtype=np.uint32) + starts[axis]) * stride
+        place = place + along.reshape((-1, *(1,) * (len(dims) - axis - 1)))
+    x = place ^ (xp.asarray(key).reshape(1) * np.uint32(0x9E3779B1))[0]
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        x = (x ^ (x >> shift)) * jnp.uint32(factor)
+        x = (x ^ (x >> shift)) * np.uint32(factor)
     return x ^ (x >> 16)
