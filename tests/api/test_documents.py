@@ -17,6 +17,23 @@ def test_named_tests_exist():
     assert len(named) > 40 and named <= existing
 
 
+def test_every_row_names_a_test():
+    """Of each table with a column of tests; the text around the others names theirs."""
+    head: list[str] | None = None
+    rows = 0
+    for line in (ROOT / "docs" / "api.md").read_text().splitlines():
+        if not line.startswith("|"):
+            head = None
+            continue
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if head is None:
+            head = cells
+        elif set(line) - set("|- ") and head[-1] == "test":
+            assert "`test_" in cells[-1], line
+            rows += 1
+    assert rows > 80
+
+
 def test_every_error_code_is_documented():
     sources = "".join(p.read_text() for p in (ROOT / "sparkjax" / "api").glob("*.py"))
     codes = set(re.findall(r'code="(\w+)"', sources))

@@ -57,6 +57,11 @@ def text_of(response: dict[str, Any]) -> str:
 # --- Answers --------------------------------------------------------------------------------------
 
 
+def test_what_has_no_meaning_here_is_repeated(api):
+    body = ask(api, prompt_cache_key="key", prompt_cache_retention="24h").json()
+    assert body["prompt_cache_key"] == "key" and body["prompt_cache_retention"] == "24h"
+
+
 def test_a_response(api):
     body = ask(api, instructions="be brief", metadata={"a": "b"}).json()
     assert body["object"] == "response" and body["status"] == "completed"
