@@ -98,6 +98,7 @@ def numbers(r: Rank) -> dict:
             same(f"exchange {what}", got, np.stack(theirs))
             same(f"barrier {what}", r.call(calls.BARRIER, mine, (size,)), mine)
             count += 5 if "float" in dtype else 4
+        print(f"arrays of {size}", flush=True)
 
     def program(x):
         x = r.fabric.all_reduce(x)
@@ -110,6 +111,7 @@ def numbers(r: Rank) -> dict:
     for _ in range(50):
         total = ordered_sum([total * np.float32(0.4)] * RANKS) + np.float32(0.01)
     same("a compiled loop", got, np.stack([total] * RANKS))
+    print(f"{count} calls, and a compiled loop", flush=True)
     # A thousand reductions of changing sizes, across the wrap of epochs.
     for at in range(1000):
         size = 1 + at * 37 % 3000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from pathlib import Path
@@ -143,18 +144,20 @@ def test_a_device_of_no_pci_slot_has_no_place(tmp_path: Path):
     assert verbs.place("rxe0", tmp_path) == ""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["sm_90", "sm_121a"])
-def test_the_cuda_half_compiles(architecture: str, tmp_path: Path):
-    import shutil
-    import subprocess
-
-    import jax
-
-    if shutil.which("nvcc") is None:
-        pytest.skip("nvcc is not installed")
-    folder = Path(native.__file__).parent
-    command = [*native.nvcc(architecture), f"-I{jax.ffi.include_dir()}"]
-    command += [str(folder / "fabric.cu"), "-o", str(tmp_path / "fabric.so")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_a_host_says_what_is_wrong_with_its_links(monkeypatch):
+    monkeypatch.setattr(verbs, "devices", list)
+    monkeypatch.setattr(verbs, "locked_limit", lambda: 64 << 10)
+    monkeypatch.setattr(native, "verbs_flags", tuple)
+    _, problems = check.look("10.100.0.1", 2, "direct", 2, ())
+    assert [re.sub(r"\d+ KiB are", "N KiB are", p) for p in problems] == [
+        "fabric: /usr/include/infiniband/verbs.h is not here (apt-get install libibverbs-dev)",
+        "fabric: 64 KiB of memory may be locked and N KiB are needed: set memlock to unlimited in "
+        "/etc/security/limits.d (LimitMEMLOCK=infinity under systemd)",
+        "mesh.transport is fabric; this host has no RDMA device",
+    ]
+    monkeypatch.undo()
+    slow = [dataclasses.replace(d, mtu=1024) for d in SPARK]
+    monkeypatch.setattr(verbs, "devices", lambda: slow)
+    facts, problems = check.look("10.100.0.1", 2, "direct", 2, ())
+    assert facts["fabric rail 1 RDMA MTU"] == "1024"
+    assert "roceP2p1s0f0 has an RDMA MTU of 1024 bytes" in problems[-1]

@@ -151,9 +151,11 @@ struct World {
       if (world.image.control()->state.load(std::memory_order_acquire) != kRuns) world.stop();
       if (const std::string said = world.ending(); !said.empty()) world.end(said);
       if (++polls < world.spins || polls == 1) return false;
-      if (polls % 2) sched_yield();
-      else usleep(50);
       waited = std::chrono::duration<double>(Clock::now() - begun).count();
+      // An eighth of what was waited so far: little is added, and the core is free for whoever has
+      // to come.
+      if (polls % 2) sched_yield();
+      else usleep(static_cast<useconds_t>(std::clamp(waited * 125e3, 20.0, 1000.0)));
       return waited > world.image.control()->seconds.load();
     }
     std::string seconds() const {
