@@ -33,7 +33,7 @@ def _native(platform: str) -> ctypes.CDLL:
         if platform == "cuda":
             version = jax.local_devices()[0].compute_capability.replace(".", "")
             flags = ("-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC", f"-arch=sm_{version}")
-            path = library("shm_cuda", ("shm.cu", *HEADERS), (("nvcc", *flags),))
+            path = library("shm_cuda", ("shm.cu", "device.h", *HEADERS), (("nvcc", *flags),))
         else:
             compilers = tuple((name, *FLAGS) for name in ("g++", "c++", "clang++"))
             path = library("shm", ("shm.cc", "rounds.h", "sums.h", *HEADERS), compilers)

@@ -13,7 +13,7 @@
 #include <algorithm>
 #include <thread>
 
-#include "device.h"
+#include "../device.h"
 #include "world.h"
 #include "xla/ffi/api/ffi.h"
 

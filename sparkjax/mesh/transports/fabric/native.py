@@ -63,7 +63,7 @@ def load(platform: str) -> ctypes.CDLL:
     try:
         if platform == "cuda":
             version = jax.local_devices()[0].compute_capability.replace(".", "")
-            sources = ("fabric/fabric.cu", "fabric/device.h", *HEADERS, *SHARED)
+            sources = ("fabric/fabric.cu", "device.h", *HEADERS, *SHARED)
             path = library("fabric_cuda", sources, (nvcc(f"sm_{version}"),))
         else:
             compilers = tuple((name, *FLAGS, *flags) for name in ("g++", "c++", "clang++"))

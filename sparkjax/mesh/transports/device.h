@@ -1,16 +1,16 @@
-// What the kernels do with pieces: copies and sums over host memory that others write. `P` is a piece of a collective: rank, ranks, root, kind, part, at, n and
-// slot(who, epoch).
+// What kernels of both transports do with pieces: copies and sums over memory that others write.
+// `P` is a piece of a collective: rank, ranks, root, kind, part, at, n and slot(who, epoch).
 
 #pragma once
 
 #include <cstdint>
 
-#include "../calls.h"
+#include "calls.h"
 
 namespace sparkjax {
 namespace {
 
-constexpr int kDeep = 4;  // loads in flight a thread: host memory is a microsecond away
+constexpr int kDeep = 4;  // loads in flight a thread: another rank's memory is a microsecond away
 
 __device__ uint32_t volatile* word(volatile void* atomic) {
   return reinterpret_cast<uint32_t volatile*>(atomic);
