@@ -27,7 +27,13 @@ CALLS_MADE = 7 * (2 * 5 + 2 * 4) + 5
 """Seven sizes of two kinds of floats (five collectives) and two of integers (four), and one large."""
 CALLS, SERVED = 1200.0, 1500.0
 """Seconds for all collectives, and for a world to start and answer."""
-PYTHON = f"cd {TESTS}/fabric; PYTHONPATH={TESTS.parent} PYTHONUNBUFFERED=1 {sys.executable} "
+QUICK = "JAX_PLATFORMS=cpu JAX_DISABLE_MOST_OPTIMIZATIONS=1 JAX_DEFAULT_MATMUL_PRECISION=highest"
+
+
+def python(arguments: str, seconds: float) -> str:
+    """The command that runs this Python on a host, with this checkout."""
+    environ = f"{QUICK} PYTHONPATH={TESTS.parent} PYTHONUNBUFFERED=1"
+    return f"cd {TESTS}/fabric; {environ} timeout {seconds:.0f} {sys.executable} {arguments}"
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +67,8 @@ def results(jobs: list[Job], seconds: float) -> list[dict[str, dict]]:
 
 @pytest.fixture(scope="session")
 def calls(lab: Lab) -> list[dict[str, dict]]:
-    jobs = [lab.start(host, f"{PYTHON} lab_rank.py {host} {RAILS}") for host in range(HOSTS)]
+    commands = [python(f"lab_rank.py {host} {RAILS}", CALLS) for host in range(HOSTS)]
+    jobs = [lab.start(host, command) for host, command in enumerate(commands)]
     return results(jobs, CALLS)
 
 
@@ -115,12 +122,10 @@ def test_a_model_served_over_the_fabric_says_what_one_process_says(lab: Lab, cal
     (FOLDER / "serve.yaml").write_text(SETTINGS.format(folder="/mnt"))
     (FOLDER / "secret").write_text("a secret that only the lab knows")
     (FOLDER / "secret").chmod(0o600)
-    quick = (
-        "JAX_PLATFORMS=cpu JAX_DISABLE_MOST_OPTIMIZATIONS=1 JAX_DEFAULT_MATMUL_PRECISION=highest"
-    )
-    serve = f"export {quick}; {PYTHON} -m sparkjax.serve --config /mnt/serve.yaml"
-    ranks = [lab.start(host, f"timeout {SERVED} bash -c '{serve}'") for host in range(HOSTS)]
-    client = lab.start(0, f"{PYTHON} served.py http://127.0.0.1:8000 /mnt/prompts.json {SERVED}")
+    serve = python("-m sparkjax.serve --config /mnt/serve.yaml", SERVED)
+    ranks = [lab.start(host, serve) for host in range(HOSTS)]
+    ask = python(f"served.py http://127.0.0.1:8000 /mnt/prompts.json {SERVED}", SERVED)
+    client = lab.start(0, ask)
     try:
         found = results([client], SERVED)[0]["served"]["texts"]
     finally:
@@ -128,7 +133,7 @@ def test_a_model_served_over_the_fabric_says_what_one_process_says(lab: Lab, cal
     assert found == texts
     for rail in range(RAILS):
         assert f"fabric: rank 0: rail {rail} (rxe{rail}): 8 KiB in" in ranks[0].output
-    lab.start(0, "pkill -TERM -f 'm sparkjax.serve'")
+    lab.start(0, f"pkill -TERM -f '^{sys.executable} -m sparkjax.serve'")
     assert [rank.wait(120)[0] for rank in ranks] == [0, 0]
 
 
