@@ -168,7 +168,7 @@ def broken(r: Rank) -> dict:
         except TransportError as error:
             said = str(error)
             if r.rank == 0:
-                r.world.fail(said)
+                r.world.fail(r.fabric.failure)
     return {"said": said, "after": time.monotonic() - started}
 
 
