@@ -26,6 +26,8 @@ BOUND = {"kill": 5.0, "stop": 10.0, "cut": 10.0}
 """Seconds from a rank's death, standstill or lost cable to the end of all ranks."""
 GRACE = 8.0
 """What is allowed beyond where this machine has more to do than it has processors."""
+PATIENT = "mesh.silence_seconds=60"
+"""Where no rank is lost: a busy machine may let a process wait for longer than a lost one is given."""
 RECEIPTS = Path(__file__).resolve().parents[2] / ".cache" / "drills.jsonl"
 """How long each drill has taken, a line a drill."""
 
@@ -209,7 +211,7 @@ def test_a_rank_is_lost_while_the_world_starts(tmp_path: Path, rank: int, what: 
 @pytest.mark.slow
 @pytest.mark.parametrize("told", [(0,), (1,), (0, 1), (1, 0)])
 def test_ranks_that_are_told_to_stop_end_the_world_in_order(tmp_path: Path, told: tuple[int, ...]):
-    with served(tmp_path, 2) as world, world.stream("hello", 200) as events:
+    with served(tmp_path, 2, "shm", PATIENT) as world, world.stream("hello", 200) as events:
         next(events)
         for rank in told:
             world.processes[rank].send_signal(signal.SIGTERM)
@@ -256,9 +258,9 @@ def test_the_first_request_at_the_moment_of_readiness_after_a_late_rank(tmp_path
     world = Served(tmp_path, 2)
     try:
         late = rng.randrange(2)
-        world.start(1 - late)
+        world.start(1 - late, PATIENT)
         time.sleep(rng.uniform(0, 6))
-        world.start(late)
+        world.start(late, PATIENT)
         until = time.monotonic() + START_SECONDS
         while True:
             assert time.monotonic() < until, world.logs()
@@ -282,7 +284,7 @@ def test_two_hundred_requests_with_cancels_and_disconnects(tmp_path: Path):
     """Both ranks do the same to the last operation, nothing is compiled, and whoever stayed to the
     end got what is answered alone."""
     rng = random.Random(17)
-    with served(tmp_path, 2) as world:
+    with served(tmp_path, 2, "shm", PATIENT) as world:
         prompts = [f"{word} {n}" for n in range(10) for word in ("hello", "once upon a time")]
 
         def alone(prompt: str) -> str:
