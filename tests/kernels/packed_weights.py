@@ -16,6 +16,7 @@ from sparkjax.weights.formats import (
     bf16,
     exl3,
     fp4,
+    gguf,
     gptq,
     int8,
     mxfp8,
@@ -44,6 +45,9 @@ EXL3 = (
     "exl3 6.5 mul1", "exl3 7 mcg", "exl3 7.5 mul1", "exl3 8 mul1", "exl3 3 mcg/e4m3",
 )  # fmt: skip
 """Bits a weight, the codebook, and whether values are rounded to E4M3. Not for the expert layer."""
+GGUF = ("gguf Q4_1", "gguf Q4_0", "gguf Q8_0", "gguf Q4_K", "gguf Q6_K")
+HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}
+"""Where the float16 of a GGUF block stand."""
 
 
 def weight(kind: str, lead: tuple[int, ...], n: int, k: int, seed: int = 0) -> Any:
@@ -131,6 +135,12 @@ def weight(kind: str, lead: tuple[int, ...], n: int, k: int, seed: int = 0) -> A
         "gptq v2": lambda: in_gptq(4),
         "awq": in_awq,
     }
+    if kind.startswith("gguf"):
+        _, name = kind.split()
+        found = data(n, k // gguf.KINDS[name].elements, gguf.KINDS[name].nbytes)
+        for at in HALVES[name]:
+            found[..., at : at + 2] = scale(*found.shape[-3:-1], 1, dtype=np.float16).view(np.uint8)
+        return gguf.GGUFTensor(jnp.asarray(found.reshape(*lead, n, -1)), name)
     if kind.startswith("exl3"):
         _, rate, book = kind.split()
         tiles = rng.integers(

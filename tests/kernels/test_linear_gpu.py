@@ -19,9 +19,9 @@ TOLERANCE = 2e-3
 """Of a result that is rounded to bfloat16 once."""
 QUICK = (
     "fp8 block", "mxfp8", "nvfp4", "mxfp4", "gptq v1", "awq", "bf16 in 12 bits", "gptq 3 bits by 32",
-    "exl3 4 mcg", "exl3 1.5 mul1",
+    "exl3 4 mcg", "exl3 1.5 mul1", "gguf Q4_1", "gguf Q4_K",
 )  # fmt: skip
-ALL = (*weights.FORMATS, *weights.VARIANTS, *weights.EXL3)
+ALL = (*weights.FORMATS, *weights.VARIANTS, *weights.EXL3, *weights.GGUF)
 KINDS = [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in ALL]
 
 
@@ -30,10 +30,14 @@ def exact(x, w, layer=None):
     return jax.jit(reference.linear)(x.astype(jnp.float32), w, layer)
 
 
+def outputs(kind):
+    """What does not fill a tile, where the format allows it."""
+    return 64 if "planar" in kind or "gguf" in kind else 40
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_the_reference_interpreted(kind):
-    # Neither outputs nor rows fill a tile.
-    w, x = weights.weight(kind, (2,), 64 if "planar" in kind else 40, 256), weights.rows(3, 256)
+    w, x = weights.weight(kind, (2,), outputs(kind), 256), weights.rows(3, 256)
     tile = tuning.tile_for(spec_of(w), 3)
     y = jax.jit(lambda x, w: triton.linear(x, w, jnp.int32(1), tile=tile, interpret=True))(x, w)
     assert weights.relative(y, exact(x, w, 1)) < TOLERANCE
@@ -41,7 +45,7 @@ def test_equals_the_reference_interpreted(kind):
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k.values[0] != "bf16"])
 def test_panels_are_the_dequantized_weights(kind):
-    w = weights.weight(kind, (2,), 64 if "planar" in kind else 40, 256)
+    w = weights.weight(kind, (2,), outputs(kind), 256)
     spec, tile = spec_of(w), tuning.many(spec_of(w))[0]
     run = lambda w: panels.decoded(  # noqa: E731
         spec, planes_of(w), jnp.ones(1, jnp.int32), 16, 24, tile, True

@@ -17,7 +17,8 @@ TOLERANCE = 3e-3
 
 
 @pytest.mark.parametrize(
-    ("tokens", "k", "count", "size"), [(1, 8, 288, 8), (8, 8, 288, 8), (64, 8, 32, 8), (40, 4, 5, 16)]
+    ("tokens", "k", "count", "size"),
+    [(1, 8, 288, 8), (8, 8, 288, 8), (64, 8, 32, 8), (40, 4, 5, 16)],
 )
 @pytest.mark.parametrize("compared", [0, 1 << 20])
 def test_every_pair_is_in_one_tile_of_its_expert(monkeypatch, tokens, k, count, size, compared):
@@ -52,15 +53,16 @@ def exact(x, ids, share, planes, limit=None):
     return run(x.astype(jnp.float32), ids, share, planes)
 
 
+SLOW = ("bf16", "fp8 block", "awq", "bf16 in 12 bits", "gguf Q4_1")
+
+
 @pytest.mark.parametrize(
-    "kind", ["nvfp4", *(pytest.param(k, marks=pytest.mark.slow) for k in ("bf16", "fp8 block"))]
+    "kind", ["nvfp4", *(pytest.param(k, marks=pytest.mark.slow) for k in SLOW)]
 )
 def test_equals_the_reference_interpreted(kind):
     planes = layer(kind, 4, 128, 128)
     x, ids, share = tokens_of(3, 2, 4, 128)
-    run = jax.jit(
-        lambda *a: triton.experts(*a[:3], *a[3], jnp.int32(1), silu, 0.5, interpret=True)
-    )
+    run = jax.jit(lambda *a: triton.experts(*a[:3], *a[3], jnp.int32(1), silu, 0.5, interpret=True))
     y = run(x, ids, share, planes)
     assert weights.relative(y, exact(x, ids, share, planes, 0.5)) < TOLERANCE
 

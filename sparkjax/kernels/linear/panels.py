@@ -81,12 +81,18 @@ def decoded(
 
         def slot_values(slot: int) -> jax.Array:
             fields = [form(f, slot) for f in range(spec.fields)]
-            values = woven(fields).reshape(place.count, width)
+            values = woven(fields)
+            if spec.run > 1 and spec.fields > 1:
+                values = values.reshape(place.count, -1, spec.run, spec.fields)
+                values = values.transpose(0, 1, 3, 2)
+            values = values.reshape(place.count, width)
             if spec.block is None and not spec.whole and not spec.lifted:
                 return values
             exact = lowered(spec, values.astype(jnp.float32))
             if spec.block is not None:
-                exact = exact * place.block_scale(weight, w0, slot)[:, None]
+                scales, _, low = place.numbers(weight, w0)
+                exact = exact * scales[slot][:, None]
+                exact = exact if low is None else exact + low[:, None]
             return whole_scale(spec, weight, at, exact).astype(jnp.bfloat16)
 
         values = joined([slot_values(slot) for slot in range(spec.across)])

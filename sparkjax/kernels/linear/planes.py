@@ -26,11 +26,12 @@ from ...weights.formats.base import QuantizedTensor
 from ...weights.formats.bf16 import Bf16Tensor
 from ...weights.formats.exl3 import Exl3Tensor
 from ...weights.formats.fp4 import Fp4Tensor
+from ...weights.formats.gguf import GGUFTensor
 from ...weights.formats.gptq import PLANES, GptqTensor
 from ...weights.formats.ordered import Ordered
 from ...weights.formats.packed import PackedTensor
 from ...weights.formats.scaled import ScaledTensor
-from . import trellis
+from . import blocks, trellis
 from .decode import FIELDS
 
 
@@ -39,7 +40,7 @@ class Spec:
     """How words become weights; static.
 
     Attributes:
-      code: "bf16", "trellis" (see trellis.py), "bf12" (see `formats.bf16`), "bits" (unsigned integers; "int4" where they are eight in a word along the
+      code: "bf16", "trellis" (see trellis.py), "gguf" (blocks.py), "bf12" (see `formats.bf16`), "bits" (unsigned integers; "int4" where they are eight in a word along the
         inputs), or another key of `decode.FIELDS`.
       rows, cols: N and K.
       width: bits of an integer code.
@@ -56,6 +57,7 @@ class Spec:
       minus_one: whether those of a stream are stored minus one.
       whole: "", "times" or "over": what a scale of the whole tensor does.
       ordered: whether inputs are to be taken in another order first.
+      kind: GGUF's name of the type.
       rate, codebook, as_e4m3: of a trellis: 8 times its bits a weight, and see `formats.exl3`.
       escapes: a power of two from 16 that no row of 12-bit weights has more escapes than.
     """
@@ -76,6 +78,7 @@ class Spec:
     whole: str = ""
     escapes: int = 0
     ordered: bool = False
+    kind: str = ""
     rate: int = 0
     codebook: str = ""
     as_e4m3: bool = False
@@ -96,6 +99,11 @@ class Spec:
         return self.cols // self.fields
 
     @property
+    def run(self) -> int:
+        """Inputs from one field of an element to the next, and elements that lie in between."""
+        return blocks.WIDTH if self.code == "gguf" else 1
+
+    @property
     def stride(self) -> int:
         """Bits from one code of an element to the next."""
         return 8 if self.planar else self.width
@@ -109,7 +117,7 @@ class Spec:
     def ahead(self) -> bool:
         """Whether words are gathered, so that they are loaded into registers a step ahead; others go
         through shared memory, as they lie."""
-        return self.code == "trellis" or self.planar or 32 % self.size != 0
+        return self.code in ("trellis", "gguf") or self.planar or 32 % self.size != 0
 
     @property
     def loads(self) -> int:
@@ -138,7 +146,8 @@ class Planes:
 
     Attributes:
       words: uint32 (bfloat16 where the code is "bf16") [M, N, words of a row], or with codes along
-        the outputs [M, words of N, K], or a trellis's tiles [M, N / 16, K / 16 * words].
+        the outputs [M, words of N, K], or a trellis's tiles [M, N / 16, K / 16 * words], or GGUF's
+        uint8 [M, N, bytes of a row].
       group_scale: uint32 [M, N, words of a row's bytes] or None.
       block_scale: [M, blocks of rows, blocks of inputs], a float dtype or uint8 (E8M0), or None.
       zero: int32 [M, words of N, blocks of inputs], int8 shaped as `block_scale`, or None.
@@ -182,8 +191,8 @@ def spec_of(w: Any) -> Spec | str:
         return f"no kernel for {type(w).__name__}"
     if w.shares != (1, 1):
         return "a weight of several ranks' shares"
-    if w.cols % 16:
-        return f"{w.cols} inputs; allowed: a multiple of 16"
+    if w.shape[-1] % 16:
+        return f"{w.shape[-1]} inputs; allowed: a multiple of 16"
     return _SPECS[type(w)](w)
 
 
@@ -253,6 +262,15 @@ def _awq(w: AwqTensor) -> Spec | str:
     return _blocked(Spec("bits", w.rows, w.cols, 4, 1, across=8, block=_group(w), zero="slots"))
 
 
+def _gguf(w: GGUFTensor) -> Spec | str:
+    layout = blocks.LAYOUTS.get(w.kind)
+    if layout is None:
+        return f"GGUF {w.kind}; allowed: {', '.join(blocks.LAYOUTS)}"
+    n, k = w.shape[-2:]
+    per = layout.inputs // blocks.WIDTH
+    return Spec("gguf", n, k, layout.bits, per, block=(1, layout.inputs), kind=w.kind)
+
+
 def _twelve(w: Bf16Tensor) -> Spec:
     return Spec("bf12", w.rows, w.cols, escapes=max(16, 1 << max(w.widest - 1, 0).bit_length()))
 
@@ -291,6 +309,7 @@ _SPECS: dict[type, Callable[[Any], Spec | str]] = {
     Bf16Tensor: _twelve,
     Exl3Tensor: _trellis,
     Ordered: _ordered,
+    GGUFTensor: _gguf,
 }
 
 
@@ -316,6 +335,8 @@ def planes_of(w: Any) -> Planes:
         )
     if isinstance(w, Ordered):
         return dataclasses.replace(planes_of(w.inner), order=_members(w.order)[:, 0])
+    if isinstance(w, GGUFTensor):
+        return Planes(_members(w.blocks))
     if isinstance(w, Exl3Tensor):
         return Planes(
             _words(w.trellis.reshape(*w.trellis.shape[:-2], -1)),

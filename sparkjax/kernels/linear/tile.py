@@ -19,7 +19,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from ...weights.formats.awq import SLOTS
 from ...weights.formats.gptq import PLANES
-from . import decode, trellis
+from . import blocks, decode, trellis
 from .planes import Spec
 
 Refs = dict[str, Any]
@@ -70,7 +70,9 @@ def contract(
       scale of the whole tensor.
     """
     at = Outputs(spec, member, n0, tile)
-    stepped = spec.step < spec.words
+    stepped = spec.step < spec.words or spec.code == "gguf"
+    lows = spec.code == "gguf" and blocks.LAYOUTS[spec.kind].minimum
+    ones = jnp.ones((at.count, tile.words), jnp.bfloat16) if lows else None
     forms = [(i, slot) for i in range(len(weights)) for slot in range(spec.across)]
 
     def step(index: jax.Array, carry: Any) -> Any:
@@ -78,24 +80,26 @@ def contract(
         w0 = index * tile.words
         loaded = [
             at.fields(refs, w0, interpret, zeros, *(words[i : i + 1]))
-            for i, (refs, (_, zeros)) in enumerate(zip(weights, numbers, strict=True))
+            for i, (refs, (_, zeros, _)) in enumerate(zip(weights, numbers, strict=True))
         ]
         # Of the next step: loads that no product waits for.
         later = [at.numbers(refs, w0 + tile.words) for refs in weights] if stepped else numbers
         ahead = [at.load(refs["words"], w0 + tile.words) for refs in weights] if words else words
         parts = [jnp.zeros_like(s) for s in sums] if stepped else list(sums)
+        total = jnp.zeros((at.count, tile.rows), jnp.float32)
         for field in range(spec.fields):
             x = x_tile(field, w0)
+            if ones is not None:
+                total = total + _product(ones, x)
             for j, (i, slot) in enumerate(forms):
-                parts[j] = parts[j] + lax.dot_general(
-                    loaded[i](field, slot), x, (((1,), (1,)), ((), ())),
-                    preferred_element_type=jnp.float32,
-                )  # fmt: skip
+                parts[j] = parts[j] + _product(loaded[i](field, slot), x)
         if stepped:
             parts = [
                 s + numbers[i][0][slot][:, None] * part
                 for s, part, (i, slot) in zip(sums, parts, forms, strict=True)
             ]
+        if ones is not None:
+            parts = [p + n[2][:, None] * total for p, n in zip(parts, numbers, strict=True)]
         return parts, later, ahead
 
     zeros = [jnp.zeros((at.count, tile.rows), jnp.float32) for _ in forms]
@@ -110,6 +114,10 @@ def contract(
         sums = [at.escaped(r, s, x_tile, span) for r, s in zip(weights, sums, strict=True)]
     across = spec.across
     return [lowered(spec, joined(sums[i * across : (i + 1) * across])) for i in range(len(weights))]
+
+
+def _product(w: jax.Array, x: jax.Array) -> jax.Array:
+    return lax.dot_general(w, x, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
 
 
 def output(spec: Spec, row: jax.Array, slot: int) -> jax.Array:
@@ -187,6 +195,8 @@ class Outputs:
             return [self.rows(plane, w0 // per, size // per, -(-spec.words // per))]
         if spec.code == "trellis":
             return trellis.load(plane, self.member, self.first, w0, (self.count, size), spec.rate)
+        if spec.code == "gguf":
+            return self._group(plane, w0).codes()
         column = w0 + jnp.arange(size, dtype=jnp.int32)
         row, last = jnp.minimum(self.row, plane.shape[-2] - 1), plane.shape[-1] - 1
         found = []
@@ -197,9 +207,15 @@ class Outputs:
                 found.append(plgpu.load(plane.at[whole]))
         return found
 
+    def _group(self, plane: Any, w0: Any) -> blocks.Group:
+        group = w0 // blocks.WIDTH
+        return blocks.Group(self.spec.kind, plane, self.member, self.outputs[0], group)
+
     def elements(self, words: Sequence[jax.Array], w0: Any) -> jax.Array:
         """uint32 [count, words]: the elements from w0 on; past the end of K they are arbitrary."""
         spec, size = self.spec, self.tile.words
+        if spec.code == "gguf":
+            return blocks.elements(spec.kind, list(words), w0 // blocks.WIDTH)
         if spec.size == 32:
             return words[0]
         place = jnp.arange(size, dtype=jnp.int32)
@@ -246,11 +262,14 @@ class Outputs:
         """An index for every row: those of one load have one shape."""
         return jnp.broadcast_to(index, self.row.shape)
 
-    def numbers(self, refs: Refs, w0: Any) -> tuple[list[jax.Array], list[jax.Array]]:
+    def numbers(self, refs: Refs, w0: Any) -> tuple[list[jax.Array], list[jax.Array], Any]:
         """Block scales and `zeros` of the inputs of element w0, for each slot [count]; empty where
-        there are none."""
+        there are none. And GGUF's minima float32 [count], or None."""
+        if self.spec.code == "gguf":
+            scale, low = self._group(refs["words"], w0).numbers()
+            return [scale], self.zeros(refs, w0), low
         slots = range(self.spec.across if self.spec.block is not None else 0)
-        return [self.block_scale(refs, w0, slot) for slot in slots], self.zeros(refs, w0)
+        return [self.block_scale(refs, w0, slot) for slot in slots], self.zeros(refs, w0), None
 
     def group_scale(self, plane: Any, w0: jax.Array, interpret: bool) -> jax.Array:
         """uint32 [outputs, words]: the scale of each word, a bfloat16 in both halves."""
@@ -272,6 +291,11 @@ class Outputs:
         if spec.code == "bf12":
             base = plgpu.load(refs["base"].at[self.member]).astype(jnp.uint32) << 7
             return [self._same(base | base << 16)]
+        if spec.code == "gguf":
+            zero = blocks.LAYOUTS[spec.kind].zero
+            if zero is None or zero == 1 << spec.width - 1:
+                return []
+            return [decode.pair(self._same(jnp.int32(128 + zero)))]
         if not spec.zero:
             return []
         plane = refs["zero"]
@@ -345,7 +369,7 @@ class Outputs:
 
         def integers(field: int, slot: int) -> jax.Array:
             zero = spread[slot] if spread else None
-            if spec.code == "int8":
+            if spec.width == 8:
                 return decode.int8(elements, field, spec.offset, zero, interpret)
             first = (field + slot) * spec.stride
             return decode.bits(elements, first, spec.width, zero, interpret)

@@ -75,11 +75,12 @@ def linear(
     return y.reshape(*x.shape[:-1], spec.rows)
 
 
-def by_field(x: jax.Array, fields: int) -> jax.Array:
-    """[R, K] -> [fields, R, K / fields]: the inputs that each field of the words meets."""
-    if fields == 1:
+def by_field(x: jax.Array, spec: Spec) -> jax.Array:
+    """[R, K] -> [fields, R, K / fields]: the inputs that each field of the elements meets."""
+    if spec.fields == 1:
         return x[None]
-    return x.reshape(x.shape[0], -1, fields).transpose(2, 0, 1)
+    runs = x.reshape(x.shape[0], -1, spec.fields, spec.run)
+    return runs.transpose(2, 0, 1, 3).reshape(spec.fields, x.shape[0], -1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +162,7 @@ def _launch(
     spec: Spec, x: jax.Array, planes: Planes, member: jax.Array, tile: Tile, interpret: bool
 ) -> jax.Array:
     dtype = x.dtype if tile.splits == 1 else jnp.float32
-    parts = _parts(spec, by_field(x, spec.fields), planes, member, tile, dtype, interpret)
+    parts = _parts(spec, by_field(x, spec), planes, member, tile, dtype, interpret)
     if tile.splits == 1:
         return parts[0]
     total = in_order(parts)

@@ -22,6 +22,7 @@ PROGRAMS = 512
 as the number of splits decides bits."""
 
 _DECODE = {
+    "gguf": Tile(outputs=64, words=16, warps=2, stages=2),
     "bf16": Tile(outputs=32, words=128, warps=4, stages=4),
     "bf12": Tile(outputs=32, words=64, warps=2, stages=3),
     "e4m3": Tile(outputs=32, words=64, warps=2, stages=4),
@@ -34,6 +35,7 @@ _DECODE = {
     "trellis": Tile(outputs=64, words=128, warps=4, stages=3),
 }
 _EXPERTS = {
+    "gguf": Tile(outputs=64, words=16, warps=2, stages=2),
     "bf16": Tile(outputs=32, words=128, warps=4, stages=3),
     "bf12": Tile(outputs=64, words=32, warps=4, stages=4),
     "e4m3": Tile(outputs=64, words=32, warps=4, stages=4),
@@ -44,6 +46,7 @@ _EXPERTS = {
     "across": Tile(outputs=256, words=64, warps=2, stages=4),
 }
 _EXPERTS_MANY = {
+    "gguf": Tile(outputs=64, words=16, warps=4, stages=2),
     "bf16": Tile(outputs=64, words=64, warps=4, stages=3),
     "bf12": Tile(outputs=64, words=32, warps=4, stages=3),
     "e4m3": Tile(outputs=64, words=32, warps=4, stages=3),
@@ -54,6 +57,7 @@ _EXPERTS_MANY = {
     "across": Tile(outputs=256, words=64, warps=2, stages=3),
 }
 _PANEL = {
+    "gguf": Tile(outputs=32, words=16, warps=4),
     "bf12": Tile(outputs=32, words=32, warps=4),
     "e4m3": Tile(outputs=32, words=32, warps=4),
     "int8": Tile(outputs=32, words=32, warps=4),

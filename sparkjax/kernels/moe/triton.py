@@ -141,4 +141,4 @@ def _launch(
         out_specs=whole,
         compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
         interpret=interpret,
-    )(member, pair, by_field(x, spec.fields), *(a for p in planes for a in p.arrays()))[:pairs]
+    )(member, pair, by_field(x, spec), *(a for p in planes for a in p.arrays()))[:pairs]
