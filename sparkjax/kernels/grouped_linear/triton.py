@@ -51,7 +51,7 @@ def grouped(x: jax.Array, w: Any, layer: Any = None, *, interpret: bool = False)
     spec, planes = spec_of(w), planes_of(w)
     assert isinstance(spec, Spec)
     *lead, groups, k = x.shape
-    flat = linear.by_field(x.reshape(-1, k), spec.fields)
+    flat = linear.by_field(x.reshape(-1, k), spec)
     count = flat.shape[1] // groups
     tile, names = tuning.tile_for(spec, count), planes.names()
 
