@@ -124,8 +124,9 @@ class Fabric(Calls):
             exchange("fabric connected", b"")
             if measured:
                 fabric.patience(measure.PATIENCE)
-                ports = [link.port for link in layout.links if link.peer == layout.links[0].peer]
-                fabric.measure([chosen[port][0].name for port in ports])
+                near = layout.links[0].peer
+                rails = [link.port for link in layout.links if link.peer == near]
+                fabric.measure([chosen[port][0].name for port in rails])
                 fabric.patience(timeout)
             message = ctypes.create_string_buffer(MESSAGE)
             core = -1 if settings.proxy_core is None else settings.proxy_core
