@@ -1,6 +1,6 @@
 """On lab host 0: asks a world that starts, and prints what it answers as JSON.
 
-python served.py URL PROMPTS.json SECONDS
+python served.py URL MODEL PROMPTS.json SECONDS
 """
 
 from __future__ import annotations
@@ -21,12 +21,9 @@ def post(url: str, body: dict) -> dict:
 
 
 def main() -> None:
-    url, prompts, seconds = (
-        sys.argv[1],
-        json.loads(Path(sys.argv[2]).read_text()),
-        float(sys.argv[3]),
-    )
-    until = time.monotonic() + seconds
+    url, model, path, seconds = sys.argv[1:]
+    prompts = json.loads(Path(path).read_text())
+    until = time.monotonic() + float(seconds)
     ready = False
     while not ready and time.monotonic() < until:
         time.sleep(1)
@@ -35,7 +32,7 @@ def main() -> None:
     texts = []
     for prompt in prompts:
         body = {
-            "model": "flint", "prompt": prompt, "max_tokens": 24, "temperature": 0,
+            "model": model, "prompt": prompt, "max_tokens": 24, "temperature": 0,
             "ignore_eos": True,
         }  # fmt: skip
         texts.append(post(f"{url}/v1/completions", body)["choices"][0]["text"])

@@ -27,6 +27,9 @@ CALLS_MADE = 7 * (2 * 5 + 2 * 4) + 5
 """Seven sizes of two kinds of floats (five collectives) and two of integers (four), and one large."""
 CALLS, SERVED = 1200.0, 1500.0
 """Seconds for all collectives, and for a world to start and answer."""
+MODEL = "flint"
+"""The golden model that is served. Its programs compile for minutes there, once: FOLDER/keep holds
+them."""
 QUICK = "JAX_PLATFORMS=cpu JAX_DISABLE_MOST_OPTIMIZATIONS=1 JAX_DEFAULT_MATMUL_PRECISION=highest"
 
 
@@ -100,7 +103,7 @@ def test_a_queue_pair_that_breaks_ends_both_with_rank_and_rail(calls):
 
 
 SETTINGS = """
-model: {{path: {folder}/flint, name: flint}}
+model: {{path: {folder}/{model}, name: {model}}}
 mesh:
   peers: [10.77.0.1, 10.77.0.2]
   tensor_parallel: 2
@@ -117,14 +120,14 @@ http: {{port: 8000}}
 
 
 def test_a_model_served_over_the_fabric_says_what_one_process_says(lab: Lab, calls):
-    prompts, texts = one_process(FOLDER / "flint")
+    prompts, texts = one_process(FOLDER / MODEL)
     (FOLDER / "prompts.json").write_text(json.dumps(prompts))
-    (FOLDER / "serve.yaml").write_text(SETTINGS.format(folder="/mnt"))
+    (FOLDER / "serve.yaml").write_text(SETTINGS.format(folder="/mnt", model=MODEL))
     (FOLDER / "secret").write_text("a secret that only the lab knows")
     (FOLDER / "secret").chmod(0o600)
     serve = python("-m sparkjax.serve --config /mnt/serve.yaml", SERVED)
     ranks = [lab.start(host, serve) for host in range(HOSTS)]
-    ask = python(f"served.py http://127.0.0.1:8000 /mnt/prompts.json {SERVED}", SERVED)
+    ask = python(f"served.py http://127.0.0.1:8000 {MODEL} /mnt/prompts.json {SERVED}", SERVED)
     client = lab.start(0, ask)
     try:
         found = results([client], SERVED)[0]["served"]["texts"]
@@ -138,15 +141,15 @@ def test_a_model_served_over_the_fabric_says_what_one_process_says(lab: Lab, cal
 
 
 def one_process(folder: Path) -> tuple[list[list[int]], list[str]]:
-    """Prompts, and how one process goes on with each (greedy, 24 tokens), with the golden flint and
+    """Prompts, and how one process goes on with each (greedy, 24 tokens), with the golden model and
     the tests' tokenizer put into `folder`."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for name in ("config.json", "model.safetensors"):
-        shutil.copy(TESTS / "golden" / "flint" / name, folder)
+        shutil.copy(TESTS / "golden" / MODEL / name, folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TESTS / "data" / "tiny_chat" / name, folder)
-    golden = load_file(TESTS / "golden" / "flint" / "golden.safetensors")
+    golden = load_file(TESTS / "golden" / MODEL / "golden.safetensors")
     prompts = [golden[f"prompt_{n}.input_ids"].tolist() for n in range(2)]
     generator = Generator(Model.load(str(folder)), slots=2, context=256)
     return prompts, [g.text for g in generator.generate(prompts, 24, stop_ids=())]
