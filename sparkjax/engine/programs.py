@@ -187,7 +187,8 @@ class Programs:
             mask=mask,
         )
         with jax.named_scope("sample"):
-            drawn = sample(logits, rows, slots.counts, slots.seen, slot)
+            context = self.model.context
+            drawn = sample(logits, rows, slots.counts, slots.seen, slot, context)
         token = jnp.where(live, drawn.token, -1)
         where = jnp.where(live, slot, slots.tokens.shape[0])
         stopped = (token[:, None] == slots.stop_ids[slot]).any(-1)

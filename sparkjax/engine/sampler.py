@@ -20,6 +20,9 @@ import jax.numpy as jnp
 from flax import struct
 from jax import lax
 
+from ..kernels.row_sums import row_sum, upto
+from ..mesh.context import Context
+
 TOP = 20
 """How many of the most likely tokens a step reports."""
 
@@ -28,6 +31,7 @@ P_SLACK = 1 - 2.0**-20
 decide whether ten equal tokens hold ten tenths."""
 
 _LAST_KEY = 0x7F800000  # the key of a token without mass
+_MOST = 0x7FFFFFFF
 _KEY_BITS = 32
 
 
@@ -78,6 +82,7 @@ def sample(
     counts: jax.Array,
     prompt: jax.Array,
     slots: jax.Array | None = None,
+    context: Context = Context(),
 ) -> Sampled:
     """Samples one token per row from raw logits float32 [B, V].
 
@@ -102,7 +107,7 @@ def sample(
     adjusted = _adjust(_finite(logits), rows, counts, prompt, slots)
     greedy = _argmax(adjusted)
     random = rows.temperature > 0
-    drawn = lax.cond(jnp.any(random), lambda: _draw(adjusted, rows), lambda: greedy)
+    drawn = lax.cond(jnp.any(random), lambda: _draw(adjusted, rows, context), lambda: greedy)
     token = jnp.where(random, drawn, greedy)
     norm = _log_norm(logits)
     logprob = jnp.take_along_axis(logits, token[:, None], axis=-1)[:, 0] - norm
@@ -162,36 +167,6 @@ def prompt_logprobs(
 
 
 # Log-probabilities.
-
-
-def row_sum(term: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
-    """Sums term(*arrays) over V in an order that depends on V alone: [B, ...].
-
-    The order of a library reduction may change with B. Here every addition is written out: 64
-    slices at a time as a tree, which also keeps the rounding error to the depth of the tree. The
-    barriers keep the compiler from fusing the levels into one enormous expression.
-
-    Args:
-      term: elementwise; maps slices [B, W] of the arrays to [B, W, ...]. It is applied slice by
-        slice, so that its result never exists as a whole. Zeros must give zero: they pad V.
-      arrays: [B, V] each.
-    """
-    x = _level(term, *arrays)
-    while x.shape[1] > 1:
-        x = _level(lambda x: x, x)
-    return x[:, 0]
-
-
-def _level(term: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
-    total = arrays[0].shape[1]
-    fan = min(64, 1 << (total - 1).bit_length())
-    width = -(-total // fan)
-    pad = (0, width * fan - total)
-    arrays = tuple(jnp.pad(x, [(0, 0), pad] + [(0, 0)] * (x.ndim - 2)) for x in arrays)
-    parts = [term(*(x[:, i * width : (i + 1) * width] for x in arrays)) for i in range(fan)]
-    while len(parts) > 1:
-        parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
-    return lax.optimization_barrier(parts[0])
 
 
 def _finite(logits: jax.Array) -> jax.Array:
@@ -289,7 +264,7 @@ def _adjust(
 # The draw.
 
 
-def _draw(logits: jax.Array, rows: SamplingRows) -> jax.Array:
+def _draw(logits: jax.Array, rows: SamplingRows, context: Context) -> jax.Array:
     """One token per row at its temperature: int32 [B]. Rows at temperature 0 mean nothing."""
     vocab = logits.shape[1]
     top = jnp.max(logits, axis=-1, keepdims=True)
@@ -300,7 +275,7 @@ def _draw(logits: jax.Array, rows: SamplingRows) -> jax.Array:
     filtered = (rows.temperature > 0) & ((k < vocab) | (rows.top_p < 1) | (rows.min_p > 0))
     scaled = lax.cond(
         jnp.any(filtered),
-        lambda z: jnp.where(filtered[:, None] & ~_kept(z, k, rows), -jnp.inf, z),
+        lambda z: jnp.where(filtered[:, None] & ~_kept(z, k, rows, context), -jnp.inf, z),
         lambda z: z,
         scaled,
     )
@@ -352,7 +327,7 @@ def threefry2x32(
     return x0, x1
 
 
-def _kept(scaled: jax.Array, k: jax.Array, rows: SamplingRows) -> jax.Array:
+def _kept(scaled: jax.Array, k: jax.Array, rows: SamplingRows, context: Context) -> jax.Array:
     """Which tokens the filters leave: bool [B, V]. `scaled` is <= 0 and 0 at the most likely.
 
     Tokens in order of falling probability have rising integer keys (the bits of |scaled|). What a
@@ -360,18 +335,19 @@ def _kept(scaled: jax.Array, k: jax.Array, rows: SamplingRows) -> jax.Array:
     those on it, by id. Edges are searched digit by digit: no sort, and exact.
     """
     size, vocab = scaled.shape
-    keys = lax.bitcast_convert_type(jnp.abs(scaled), jnp.uint32)
+    keys = lax.bitcast_convert_type(jnp.abs(scaled), jnp.int32)
     mass = jnp.exp(scaled)
-    one = jnp.ones_like(keys, jnp.int32)
 
-    def below(edge: jax.Array, weights: jax.Array) -> jax.Array:
-        return row_sum(lambda k, w: jnp.where(k < edge[:, None], w, 0), keys, weights)
+    def below(edge: jax.Array, weights: jax.Array | None) -> jax.Array:
+        return upto(keys, weights, edge[:, None] - 1, context=context)[:, 0]
 
     def by_count() -> tuple[jax.Array, jax.Array]:
-        edge = _search(lambda t: _upto(keys, one, t) >= k[:, None], size, _KEY_BITS)
-        return edge, k - below(edge, one)
+        edge = _search(
+            lambda t: upto(keys, None, t, context=context) >= k[:, None], size, _KEY_BITS
+        )
+        return edge, k - below(edge, None)
 
-    everything = jnp.full((size,), _LAST_KEY, jnp.uint32), jnp.full((size,), vocab, jnp.int32)
+    everything = jnp.full((size,), _LAST_KEY, jnp.int32), jnp.full((size,), vocab, jnp.int32)
     edge, ties = _where(k < vocab, by_count, everything)
 
     def by_mass() -> tuple[jax.Array, jax.Array]:
@@ -381,7 +357,9 @@ def _kept(scaled: jax.Array, k: jax.Array, rows: SamplingRows) -> jax.Array:
 
         left = below(edge, mass) + ties.astype(jnp.float32) * at(edge)
         target = left * rows.top_p * jnp.float32(P_SLACK)
-        new = _search(lambda t: _upto(keys, mass, t) >= target[:, None], size, _KEY_BITS)
+        new = _search(
+            lambda t: upto(keys, mass, t, context=context) >= target[:, None], size, _KEY_BITS
+        )
         new = jnp.minimum(new, edge)
         each = at(new)
         lacking = (target - below(new, mass)) / jnp.where(each > 0, each, 1)
@@ -392,10 +370,12 @@ def _kept(scaled: jax.Array, k: jax.Array, rows: SamplingRows) -> jax.Array:
     on = keys == edge[:, None]
 
     def by_id() -> jax.Array:
-        ids = jnp.arange(vocab, dtype=jnp.uint32)
-        order = jnp.where(on, ids, jnp.uint32(vocab))
+        ids = jnp.arange(vocab, dtype=jnp.int32)
+        order = jnp.where(on, ids, vocab)
         bits = -(-vocab.bit_length() // 4) * 4
-        last = _search(lambda t: _upto(order, one, t) >= ties[:, None], size, bits)
+        last = _search(
+            lambda t: upto(order, None, t, context=context) >= ties[:, None], size, bits
+        )
         return on & (ids <= last[:, None])
 
     crowded = jnp.any(jnp.sum(on, axis=-1, dtype=jnp.int32) > ties)
@@ -403,20 +383,11 @@ def _kept(scaled: jax.Array, k: jax.Array, rows: SamplingRows) -> jax.Array:
     return ((keys < edge[:, None]) | some) & (mass >= rows.min_p[:, None])
 
 
-def _upto(keys: jax.Array, weights: jax.Array, edges: jax.Array) -> jax.Array:
-    """What lies at keys (uint32 [B, V]) up to each of 16 edges: the sums of weights, [B, 16]."""
-
-    def term(k: jax.Array, w: jax.Array) -> jax.Array:
-        return jnp.where(k[:, :, None] <= edges[:, None, :], w[:, :, None], 0)
-
-    return row_sum(term, keys, weights)
-
-
 def _search(enough: Callable[[jax.Array], jax.Array], size: int, bits: int) -> jax.Array:
-    """For each of `size` rows the least number for which `enough` holds: uint32 [size].
+    """For each of `size` rows the least number for which `enough` holds: int32 [size].
 
     Sixteen candidates a pass, four bits of the number from the top: reading the keys is what a
-    pass costs, so it is as cheap as one candidate. `enough` maps uint32 [size, 16] to bool; it
+    pass costs, so it is as cheap as one candidate. `enough` maps int32 [size, 16] to bool; it
     holds from some number on, and at the largest by assumption.
     """
     digits = jnp.arange(16, dtype=jnp.uint32)
@@ -424,11 +395,13 @@ def _search(enough: Callable[[jax.Array], jax.Array], size: int, bits: int) -> j
     def narrow(step: jax.Array, low: jax.Array) -> jax.Array:
         shift = jnp.uint32(bits - 4) - 4 * step.astype(jnp.uint32)
         rest = (jnp.uint32(1) << shift) - 1  # the largest number that starts with these digits
-        lacks = ~enough((low[:, None] | (digits << shift)) | rest)
+        candidates = jnp.minimum((low[:, None] | (digits << shift)) | rest, _MOST)
+        lacks = ~enough(candidates.astype(jnp.int32))
         digit = jnp.minimum(jnp.sum(lacks, axis=-1, dtype=jnp.uint32), 15)
         return low | (digit << shift)
 
-    return lax.fori_loop(0, bits // 4, narrow, jnp.zeros((size,), jnp.uint32))
+    low = lax.fori_loop(0, bits // 4, narrow, jnp.zeros((size,), jnp.uint32))
+    return jnp.minimum(low, _MOST).astype(jnp.int32)
 
 
 def _where(

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from sparkjax.engine import sampler
 from sparkjax.engine.records import Sampling
 from sparkjax.engine.sampler import TOP, SamplingRows, prompt_logprobs, sample
+from sparkjax.kernels.row_sums import row_sum
+from sparkjax.mesh.context import Context
 
 run = jax.jit(sample)
 
@@ -121,7 +123,7 @@ def test_what_the_filters_keep(vocab, ties):
     packed = jax.device_put(oracle.rows_of(rows, vocab))
     scaled = (logits - logits.max(1, keepdims=True)) / np.asarray(packed.temperature)[:, None]
     k = np.array([s.top_k or vocab for s in rows], np.int32)
-    got = np.asarray(jax.jit(sampler._kept)(scaled, k, packed))
+    got = np.asarray(jax.jit(functools.partial(sampler._kept, context=Context()))(scaled, k, packed))
     for b, s in enumerate(rows):
         np.testing.assert_array_equal(got[b], oracle.kept(logits[b], s), err_msg=str(s))
 
@@ -130,7 +132,7 @@ def test_documented_choices_on_ties():
     def kept(**options):
         rows = oracle.rows_of([Sampling(temperature=1.0, **options)], 10)
         k = np.array([options.get("top_k") or 10], np.int32)
-        return np.flatnonzero(sampler._kept(np.zeros((1, 10), np.float32), k, rows)).tolist()
+        return np.flatnonzero(sampler._kept(np.zeros((1, 10), np.float32), k, rows, Context())).tolist()
 
     assert kept(top_k=3) == [0, 1, 2]  # exactly k, lower ids first
     assert kept(top_p=0.1) == [0]  # not two, though float32 says 10 * 0.1 > 1
@@ -257,7 +259,7 @@ def test_slots_say_where_the_history_is():
 
 def test_row_sum_order_depends_on_the_width_alone():
     x = np.random.default_rng(0).normal(0, 1, (16, 50_257)).astype(np.float32)
-    total = jax.jit(functools.partial(sampler.row_sum, lambda x: x))
+    total = jax.jit(functools.partial(row_sum, lambda x: x))
     whole = np.asarray(total(x))
     np.testing.assert_allclose(whole, x.astype(np.float64).sum(1), atol=2e-4)
     for size in (1, 2, 5):
