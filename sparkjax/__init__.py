@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import typing
 
+from .driver import settle_platform
+
 __version__ = "0.1.0"
 
 if typing.TYPE_CHECKING:
     from .model import Model
 
 __all__ = ["Model", "__version__", "load"]
+
+settle_platform()
 
 
 def load(path: str, dtype: str | None = None, ranks: int = 1) -> Model:

@@ -20,12 +20,14 @@ class Program:
       name: of the engine's program.
       counts: its launches and collectives. Of a conditional, the cheaper branch: what a greedy
         request runs.
+      most_launches: those of the costlier branches: of a request that uses every option.
       arguments, temporaries, code: bytes by the compiler's own analysis.
       compile_seconds: how long compiling took here.
     """
 
     name: str
     counts: hlo.Counts
+    most_launches: int
     arguments: int
     temporaries: int
     code: int
@@ -54,10 +56,11 @@ def compiled(
     for name in names:
         began = time.monotonic()
         program = getattr(lowered, name).compile()
-        memory = program.memory_analysis()
+        memory, text = program.memory_analysis(), program.as_text()
         found[name] = Program(
             name,
-            hlo.count(program.as_text(), branch=min),
+            hlo.count(text, branch=min),
+            hlo.count(text, branch=max).total,
             memory.argument_size_in_bytes,
             memory.temp_size_in_bytes,
             memory.generated_code_size_in_bytes,

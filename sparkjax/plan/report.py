@@ -186,6 +186,7 @@ def as_json(report: Report) -> dict[str, Any]:
     found["programs"] = {
         name: {
             "launches": program.counts.total,
+            "launches_at_most": program.most_launches,
             "launches_by_kind": dict(program.counts.launches),
             "collectives": [
                 {"kind": kind, "bytes": size, "count": n}

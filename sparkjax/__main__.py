@@ -1,0 +1,5 @@
+"""`python -m sparkjax`: the `sparkjax` command."""
+
+from .cli import main
+
+main()
