@@ -25,7 +25,7 @@ def settle_platform() -> None:
         return
     import jax
 
-    if not jax.config.jax_platforms:
+    if not jax.config.values["jax_platforms"]:
         jax.config.update("jax_platforms", "cpu")
 
 
