@@ -36,10 +36,23 @@ def temporaries(function, place, *arguments):
 
 OTHERS = ("int4 by 32", "awq by 32", "int8 zeros", "gptq 7 bits", "gptq 7 bits planar", "gptq 8 bits",
           *weights.GGUF, "exl3 4 mcg", "exl3 2.5 mul1", "exl3 8 mul1", "exl3 3 mcg/e4m3")  # fmt: skip
+QUICK = ("bf16", "fp8 block", "nvfp4", "gptq v1", "awq", "bf16 in 12 bits", "gguf Q4_1", "exl3 4 mcg")
+"""One of a kind; they are compiled by default, at the first count of rows."""
 
 
-@pytest.mark.parametrize("kind", [*weights.FORMATS, *OTHERS])
-@pytest.mark.parametrize("rows", [1, 16, 64])
+def sizes(kinds, *rows):
+    """Every format at every count of rows."""
+    return pytest.mark.parametrize(
+        "kind, rows",
+        [
+            pytest.param(k, n, marks=[] if k in QUICK and n == rows[0] else [pytest.mark.slow])
+            for k in kinds
+            for n in rows
+        ],
+    )
+
+
+@sizes([*weights.FORMATS, *OTHERS], 1, 16, 64)
 def test_linear_reads_the_stack_in_place(place, kind, rows):
     stack = weights.weight(kind, (2,), N, K)
     found = temporaries(lambda x, w: triton.linear(x, w, 1), place, weights.rows(rows, K), stack)
@@ -47,17 +60,16 @@ def test_linear_reads_the_stack_in_place(place, kind, rows):
     assert found <= rows * (2 * K + 16 * 4 * N) + 4096
 
 
-@pytest.mark.parametrize("kind", [*weights.FORMATS, *OTHERS])
-def test_many_rows_need_one_panel(place, kind):
+@sizes([*weights.FORMATS, *OTHERS], 256)
+def test_many_rows_need_one_panel(place, kind, rows):
     stack = weights.weight(kind, (2,), N, K)
-    found = temporaries(lambda x, w: triton.linear(x, w, 1), place, weights.rows(256, K), stack)
+    found = temporaries(lambda x, w: triton.linear(x, w, 1), place, weights.rows(rows, K), stack)
     # In a rotated basis x and sums are there too.
-    more = 256 * (2 * K + 4 * N + 4) if kind.startswith("exl3") else 0
+    more = rows * (2 * K + 4 * N + 4) if kind.startswith("exl3") else 0
     assert found <= (0 if kind == "bf16" else 2 * N * K) + more + 4096
 
 
-@pytest.mark.parametrize("kind", weights.FORMATS)
-@pytest.mark.parametrize("rows", [1, 64, 512])
+@sizes(weights.FORMATS, 64, 1, 512)
 def test_experts_read_the_stacks_in_place(place, kind, rows):
     count, k, width = 8, 2, 256
     gate, up = (weights.weight(kind, (2, count), width, N) for _ in range(2))
