@@ -27,9 +27,9 @@ from sparkjax.weights.formats import (
 )
 
 FORMATS = (
-    "bf16", "fp8 tensor", "fp8 channel", "fp8 block", "fp8 e8m0", "mxfp8", "int8", "int8 words",
-    "nvfp4", "nvfp4 divided", "mxfp4", "int4", "int4 channel", "gptq v1", "gptq v2", "gptq 3 bits",
-    "awq", "bf16 in 12 bits",
+    "bf16", "fp8 tensor", "fp8 channel", "fp8 block", "fp8 e8m0", "fp8 by 32", "mxfp8", "int8",
+    "int8 words", "nvfp4", "nvfp4 divided", "mxfp4", "int4", "int4 channel", "gptq v1", "gptq v2",
+    "gptq 3 bits", "awq", "bf16 in 12 bits",
 )  # fmt: skip
 VARIANTS = (
     "int8 zeros", "int8 tensor zero", "int4 zeros", "int4 zero bytes", "int8 words zeros",
@@ -117,6 +117,7 @@ def weight(kind: str, lead: tuple[int, ...], n: int, k: int, seed: int = 0) -> A
         "fp8 channel": lambda: scaled.scaled_tensor(fp8(), scale(n, 1), (1, 0)),
         "fp8 block": lambda: scaled.scaled_tensor(fp8(), scale(*grid), (128, 128)),
         "fp8 e8m0": lambda: scaled.scaled_tensor(fp8(), powers(*grid), (128, 128)),
+        "fp8 by 32": lambda: scaled.scaled_tensor(fp8(), powers(-(-n // 32), -(-k // 32)), (32, 32)),
         "mxfp8": lambda: mxfp8.mxfp8_tensor(fp8(), powers(n, k // 32)),
         "int8": lambda: int8.int8_tensor(signed(n, k), scale(n, 1)),
         "int8 zeros": lambda: int8.int8_tensor(signed(n, k), scale(n, 1), signed(n, 1)),

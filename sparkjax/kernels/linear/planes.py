@@ -49,6 +49,7 @@ class Spec:
       planar: codes are cut into planes, see `formats.gptq`.
       offset: int8 only: codes are stored plus 128.
       group: words under one byte of `group_scale`; 0 where there is none.
+      group_rows: outputs under one byte of it.
       group_kind: "e4m3" or "e8m0".
       block: rows and inputs under one number of `block_scale`, 0 for all of them; None where
         there is none. It multiplies sums in float32.
@@ -71,6 +72,7 @@ class Spec:
     planar: bool = False
     offset: bool = False
     group: int = 0
+    group_rows: int = 1
     group_kind: str = ""
     block: tuple[int, int] | None = None
     zero: str = ""
@@ -148,7 +150,7 @@ class Planes:
       words: uint32 (bfloat16 where the code is "bf16") [M, N, words of a row], or with codes along
         the outputs [M, words of N, K], or a trellis's tiles [M, N / 16, K / 16 * words], or GGUF's
         uint8 [M, N, bytes of a row].
-      group_scale: uint32 [M, N, words of a row's bytes] or None.
+      group_scale: uint32 [M, N (or blocks of outputs), words of a row's bytes] or None.
       block_scale: [M, blocks of rows, blocks of inputs], a float dtype or uint8 (E8M0), or None.
       zero: int32 [M, words of N, blocks of inputs], int8 shaped as `block_scale`, or None.
       whole: float32 [M] or None.
@@ -221,10 +223,10 @@ def _scaled(w: ScaledTensor) -> Spec | str:
     if code is None or zero not in (("", "int8") if code == "int8" else ("",)):
         return f"weights of {w.weight.dtype} with zero points of {zero or 'no'} dtype"
     bn, bk = w.block
-    if code == "e4m3" and w.scale.dtype == jnp.uint8 and (bn, bk) == (1, 32):
+    if code == "e4m3" and w.scale.dtype == jnp.uint8 and bn and bk == 32:
         if w.cols % 128:
             return f"{w.cols} inputs; allowed: a multiple of 128, four groups"
-        return Spec(code, w.rows, w.cols, group=8, group_kind="e8m0")
+        return Spec(code, w.rows, w.cols, group=8, group_rows=bn, group_kind="e8m0")
     block = (bn, 0 if bk >= w.cols else bk)
     width = 8 if code == "int8" else 0
     return _blocked(Spec(code, w.rows, w.cols, width, block=block, zero=zero and "bytes"))

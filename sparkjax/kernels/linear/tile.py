@@ -275,7 +275,7 @@ class Outputs:
         """uint32 [outputs, words]: the scale of each word, a bfloat16 in both halves."""
         spec, words = self.spec, self.tile.words
         per = 4 * spec.group
-        packed = self.rows(plane, w0 // per, words // per, -(-spec.words // per))
+        packed = self._group_words(plane, w0 // per, words // per, -(-spec.words // per))
         spread = jnp.broadcast_to(packed[:, :, None], (*packed.shape, per))
         spread = spread.reshape(self.tile.outputs, words)
         place = jnp.arange(words, dtype=jnp.uint32)
@@ -283,6 +283,16 @@ class Outputs:
         if spec.group_kind == "e8m0":
             return decode.e8m0_scale(code)
         return decode.e4m3_scale(code, interpret)
+
+    def _group_words(self, plane: Any, w0: Any, size: int, end: int) -> jax.Array:
+        """uint32 [count, size] of the group scales from word w0 of a row's on."""
+        if self.spec.group_rows == 1:
+            return self.rows(plane, w0, size, end)
+        # Outputs of a block read the same bytes.
+        row = jnp.minimum(self.row, self.spec.rows - 1) // self.spec.group_rows
+        column = w0 + jnp.arange(size, dtype=jnp.int32)
+        index = (self.member, row[:, None], jnp.minimum(column, end - 1)[None, :])
+        return plgpu.load(plane.at[tuple(jnp.broadcast_to(i, (self.count, size)) for i in index)])
 
     def zeros(self, refs: Refs, w0: Any) -> list[jax.Array]:
         """uint32 [count] for each slot: zero points as `decode.bits` and `decode.int8` want them, or
