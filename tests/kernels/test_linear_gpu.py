@@ -8,7 +8,7 @@ import numpy as np
 import packed_weights as weights
 import pytest
 
-from sparkjax.kernels.linear import linear, panels, reference, rotated, triton, tuning
+from sparkjax.kernels.linear import linear, linear_group, panels, reference, rotated, triton, tuning
 from sparkjax.kernels.linear.planes import planes_of, spec_of
 from sparkjax.kernels.linear.tile import Tile
 from sparkjax.mesh.context import Context
@@ -101,12 +101,20 @@ def test_sizes_are_powers_of_two_and_within_a_block_scale(k):
             assert all(spec.step % tile.words == 0 for tile in tiles(spec)[:-1])
 
 
-def test_a_stack_of_several_formats_is_left_to_the_reference():
-    members = [
-        np.zeros((8, 32), np.float32),
-        jax.tree.map(np.asarray, weights.weight("int8", (), 8, 32)),
-    ]
-    assert "no kernel for Mixed" in spec_of(formats.stack(members, (2,)))
+def test_each_member_of_a_mixed_stack_has_its_own_kernel():
+    alone = [weights.weight(kind, (1,), 64, 256) for kind in ("nvfp4", "fp8 channel")]
+    members = [jax.tree.map(lambda a: np.asarray(a[0]), w) for w in alone]
+    order = [1, 0, 0, 1]
+    stack = formats.stack([members[kind] for kind in order], (4,))
+    assert "no kernel for Mixed" in spec_of(stack)
+    context, x = Context("bfloat16"), weights.rows(3, 256)
+    run = jax.jit(lambda x, w, layer: linear(x, w, layer, context=context))
+    for layer, kind in enumerate(order):
+        expected = run(x, alone[kind], jnp.int32(0))
+        assert (run(x, stack, jnp.int32(layer)) == expected).all()
+        assert (linear(x, stack, layer, context=context) == expected).all()
+        [first, _] = linear_group(x, [stack, stack], layer, context=context)
+        assert (first == expected).all()
 
 
 @pytest.mark.gpu

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from ...mesh.context import Context
+from ...weights.formats.mixed import Mixed
 from ..dispatch import Implementation, choose
 from . import native, reference, triton
 
@@ -27,6 +28,11 @@ def linear(
     leading rows of the flattened x need be computed; the rest of the result is arbitrary but
     finite.
     """
+    if isinstance(w, Mixed) and len(w.stacked) == 1:
+        # Each format has the kernel that it has by itself.
+        return w.member(
+            layer, lambda stack, at: linear(x, stack, at[0], context=context, rows=rows)
+        )
     function = choose("linear", context, reference.linear, IMPLEMENTATIONS, x, w)
     return function(x, w, layer, rows=rows)
 
@@ -41,6 +47,8 @@ def linear_group(
 ) -> list[jax.Array]:
     """`linear` of one x with several weights (queries, keys and values; gate and up): one launch
     where an implementation has it."""
+    if any(isinstance(w, Mixed) for w in weights):
+        return [linear(x, w, layer, context=context, rows=rows) for w in weights]
     chosen = {choose("linear", context, reference.linear, IMPLEMENTATIONS, x, w) for w in weights}
     if chosen == {native.linear}:
         return native.linear_group(x, weights, layer, rows)

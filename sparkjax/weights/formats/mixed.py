@@ -47,35 +47,42 @@ class Mixed(QuantizedTensor):
     def dequantize(self, layer: Any = None, dtype: Any = jnp.float32) -> jax.Array:
         """See `QuantizedTensor.dequantize`; a traced index chooses among the formats at run time."""
         index = () if layer is None else layer if isinstance(layer, tuple) else (layer,)
+        start, rest = self._first(index), self.lead[len(index) :]
+
+        def numbers(stack: Any, at: Any) -> jax.Array:
+            if isinstance(stack, QuantizedTensor):
+                return stack.dequantize(at, dtype)
+            return stack[at].astype(dtype)
+
+        if isinstance(start, int):
+            members = [self._choose(start + i, numbers) for i in range(int(np.prod(rest)))]
+            return jnp.stack(members).reshape(*rest, *self.shape[-2:])
+        if not rest:
+            return self._choose(start, numbers)
+        members = start + jnp.arange(int(np.prod(rest)))
+        found = lax.map(lambda member: self._choose(member, numbers), members)
+        return found.reshape(*rest, *self.shape[-2:])
+
+    def member(self, layer: Any, function: Callable[[Any, Any], jax.Array]) -> jax.Array:
+        """`function(stack, index)` of the stack that holds the member at `layer` (an index for each
+        leading axis; may be traced) and its index there. Results must have one shape and dtype."""
+        return self._choose(self._first(layer if isinstance(layer, tuple) else (layer,)), function)
+
+    def _first(self, index: tuple[Any, ...]) -> Any:
+        """The number of the first member at an index of some leading axes; int unless traced."""
         strides = [int(np.prod(self.lead[i + 1 :])) for i in range(len(self.lead))]
         if all(isinstance(i, (int, np.integer)) for i in index):
             index = tuple(int(i) % n for i, n in zip(index, self.lead, strict=False))
-        start = sum(i * s for i, s in zip(index, strides, strict=False))
-        rest = self.lead[len(index) :]
-        if isinstance(start, int):
-            members = [self._member(start + i, dtype) for i in range(int(np.prod(rest)))]
-            return jnp.stack(members).reshape(*rest, *self.shape[-2:])
-        if not rest:
-            return self._choose(start, dtype)
-        members = start + jnp.arange(int(np.prod(rest)))
-        found = lax.map(lambda member: self._choose(member, dtype), members)
-        return found.reshape(*rest, *self.shape[-2:])
+        return sum(i * s for i, s in zip(index, strides, strict=False))
 
-    def _in_stack(self, kind: int, slot: Any, dtype: Any) -> jax.Array:
-        stack, at = self.stacks[kind], (slot, *(0,) * (len(self.lead) - 1))
-        if isinstance(stack, QuantizedTensor):
-            return stack.dequantize(at, dtype)
-        return stack[at].astype(dtype)
-
-    def _member(self, member: int, dtype: Any) -> jax.Array:
-        return self._in_stack(self.kinds[member], self.slots[member], dtype)
-
-    def _choose(self, member: jax.Array, dtype: Any) -> jax.Array:
+    def _choose(self, member: Any, function: Callable[[Any, Any], jax.Array]) -> jax.Array:
+        ones = (0,) * (len(self.lead) - 1)
+        if isinstance(member, int):
+            return function(self.stacks[self.kinds[member]], (self.slots[member], *ones))
         member = jnp.clip(member, 0, len(self.kinds) - 1)
         kind, slot = jnp.asarray(self.kinds)[member], jnp.asarray(self.slots)[member]
         ways = [
-            lambda slot, kind=kind: self._in_stack(kind, slot, dtype)
-            for kind in range(len(self.stacks))
+            lambda slot, stack=stack: function(stack, (slot, *ones)) for stack in self.stacks
         ]
         return lax.switch(kind, ways, slot)
 
