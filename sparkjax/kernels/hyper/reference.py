@@ -49,14 +49,13 @@ def coefficients(
     pre = jax.nn.sigmoid(m[..., :n] * s[0] + b[:n]) + eps
     post = 2 * jax.nn.sigmoid(m[..., n : 2 * n] * s[1] + b[n : 2 * n])
     mix = (m[..., 2 * n :] * s[2] + b[2 * n :]).reshape(*m.shape[:-1], n, n)
-    return pre, post, normalised(mix, rounds, eps)
+    return pre, post, normalised(jax.nn.softmax(mix, axis=-1), rounds, eps)
 
 
 def normalised(mix: jax.Array, rounds: int, eps: float) -> jax.Array:
-    """exp(mix) made doubly stochastic by `rounds` of Sinkhorn and Knopp (1967), the first of which
-    divides rows by their softmax: float32 [..., N, N]."""
-    mix = jnp.exp(mix - mix.max(-1, keepdims=True))
-    mix = mix / mix.sum(-1, keepdims=True) + eps
+    """A softmax of each row made doubly stochastic by `rounds` of Sinkhorn and Knopp (1967), of the
+    first of which the softmax is the half: float32 [..., N, N]."""
+    mix = mix + eps
     mix = mix / (mix.sum(-2, keepdims=True) + eps)
 
     def one(_: Any, mix: jax.Array) -> jax.Array:

@@ -164,4 +164,5 @@ def _finish(
     pre_ref[token, :] = 1.0 / (1.0 + jnp.exp(-logits(place, 0))) + eps
     post_ref[token, :] = 2.0 / (1.0 + jnp.exp(-logits(n + place, 1)))
     mix = logits(2 * n + n * place[:, None] + place[None, :], 2)
-    mix_ref[token, :, :] = reference.normalised(mix, rounds, eps)
+    mix = jnp.exp(mix - mix.max(-1, keepdims=True))
+    mix_ref[token, :, :] = reference.normalised(mix / mix.sum(-1, keepdims=True), rounds, eps)
