@@ -27,7 +27,7 @@ GB10 = device("gb10")
 PROGRAMS = ("advance", "choose", "tile")
 RECIPES = sorted((ROOT / "serving").glob("*.yaml"))
 MANIFEST_NAMES = [m.name for m in read_manifests(MANIFESTS)]
-QUICK = {"flint": ("advance",), "smollm2-135m-instruct": ("advance", "choose")}
+QUICK = {"smollm2-135m-instruct": ("advance", "choose")}
 """Those of the default suite, and which of their programs."""
 
 

@@ -36,8 +36,8 @@ def temporaries(function, place, *arguments):
 
 OTHERS = ("int4 by 32", "awq by 32", "int8 zeros", "gptq 7 bits", "gptq 7 bits planar", "gptq 8 bits",
           *weights.GGUF, "exl3 4 mcg", "exl3 2.5 mul1", "exl3 8 mul1", "exl3 3 mcg/e4m3")  # fmt: skip
-QUICK = ("bf16", "fp8 block", "nvfp4", "gptq v1", "awq", "bf16 in 12 bits", "gguf Q4_1", "exl3 4 mcg")
-"""One of a kind; they are compiled by default, at the first count of rows."""
+QUICK = ("fp8 block", "nvfp4", "awq", "exl3 4 mcg")
+"""Some of all kinds; they are compiled by default, at the first count of rows."""
 
 
 def sizes(kinds, *rows):
