@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from sparkjax.mesh.transports import build
 from sparkjax.mesh.transports.fabric import native
 
 HERE = Path(__file__).resolve().parent
@@ -28,7 +29,7 @@ def compile_with(flags: tuple[str, ...], source: Path, to: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["sm_90", "sm_121a"])
 def test_it_compiles(architecture: str, tmp_path: Path):
-    compile_with(native.nvcc(architecture), KERNELS, tmp_path / "fabric.so")
+    compile_with(build.nvcc(architecture, *native.verbs_flags()), KERNELS, tmp_path / "fabric.so")
 
 
 @pytest.mark.gpu

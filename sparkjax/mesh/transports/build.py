@@ -6,6 +6,7 @@ Its name carries a digest of the sources, the flags and jaxlib's XLA FFI version
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import subprocess
@@ -14,12 +15,56 @@ from pathlib import Path
 
 import jax
 
+from . import TransportError
+
 HERE = Path(__file__).resolve().parent
 FLAGS = ("-O3", "-ffp-contract=off", "-std=c++17", "-shared", "-fPIC", "-w")
 
 
 class BuildError(RuntimeError):
     """A transport cannot be compiled here; the message is the compiler's, or what is missing."""
+
+
+def nvcc(architecture: str, *flags: str) -> tuple[str, ...]:
+    """The command line that compiles a CUDA half for "sm_121a", say."""
+    shared = ("-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC")
+    return ("nvcc", *shared, f"-arch={architecture}", *flags)
+
+
+def load(
+    name: str,
+    source: str,
+    headers: tuple[str, ...],
+    platform: str,
+    flags: tuple[str, ...] = (),
+    mode: int = ctypes.DEFAULT_MODE,
+) -> ctypes.CDLL:
+    """A transport's native half, its FFI target sparkjax_NAME registered.
+
+    Args:
+      source: SOURCE.cc beside this module is for "cpu", SOURCE.cu for "cuda".
+      headers: of both.
+      flags: of all compilers.
+      mode: how the library is opened.
+
+    Raises:
+      TransportError: it does not compile.
+    """
+    try:
+        if platform == "cuda":
+            version = jax.local_devices()[0].compute_capability.replace(".", "")
+            commands = (nvcc(f"sm_{version}", *flags),)
+            path = library(f"{name}_cuda", (f"{source}.cu", *headers), commands)
+        else:
+            commands = tuple((c, *FLAGS, *flags) for c in ("g++", "c++", "clang++"))
+            path = library(name, (f"{source}.cc", *headers), commands)
+    except BuildError as error:
+        raise TransportError(str(error)) from error
+    native = ctypes.CDLL(str(path), mode=mode)
+    target = f"sparkjax_{name}"
+    handler = jax.ffi.pycapsule(getattr(native, target))
+    jax.ffi.register_ffi_target(target, handler, platform=platform.replace("cuda", "CUDA"))
+    return native
 
 
 def library(name: str, sources: tuple[str, ...], compilers: tuple[tuple[str, ...], ...]) -> Path:

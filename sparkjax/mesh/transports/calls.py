@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from typing import ClassVar
 
 import jax
@@ -15,14 +16,16 @@ MESSAGE = 512
 """Bytes of the longest message of a native half."""
 
 
+@dataclasses.dataclass(frozen=True)
 class Calls:
     """`Transport` for a handle of a native library that has functions PREFIX_abort, _patience,
-    _why and _close, and the FFI target PREFIX. Subclasses are frozen dataclasses."""
+    _why and _close, and the FFI target PREFIX; `platform` is where the programs run."""
 
     PREFIX: ClassVar[str]
     rank: int
     ranks: int
     handle: int
+    platform: str = "cpu"
 
     def all_reduce(self, x: jax.Array) -> jax.Array:
         if x.dtype in (jnp.float32, jnp.bfloat16):

@@ -4,9 +4,9 @@
 // must depend on one another: a second call that begins before the first has ended is an error, as
 // is a call of another kind or size than the other ranks make.
 
+#include "handler.h"
 #include "rounds.h"
 #include "world.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace sparkjax {
 namespace {
@@ -73,11 +73,8 @@ struct Exchange {
 ffi::Error collective(ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y, int64_t id, int64_t kind,
                       int64_t root) {
   World* w = id >= 0 && id < kWorlds ? worlds[id].get() : nullptr;
-  if (!w || !w->segment.header)
-    return ffi::Error(ffi::ErrorCode::kFailedPrecondition, "shm: no such world");
-  const bool half = x.element_type() == ffi::DataType::BF16;
-  if (kind == kAllReduce && !half && x.element_type() != ffi::DataType::F32)
-    return ffi::Error(ffi::ErrorCode::kInvalidArgument, "shm: all_reduce takes float32 or bfloat16");
+  if (ffi::Error error = accepted("shm", w && w->segment.header, kind, x); error.failure())
+    return error;
   if (w->busy.exchange(true)) {
     w->segment.abort("two collectives of one program ran at the same time: chain them");
     return ffi::Error(ffi::ErrorCode::kInternal, "shm: " + w->segment.why());
@@ -87,7 +84,7 @@ ffi::Error collective(ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y, int64_t i
     Exchange exchange(*w);
     run(exchange, kind, static_cast<const char*>(x.untyped_data()),
         static_cast<char*>(y->untyped_data()), static_cast<int64_t>(x.size_bytes()),
-        static_cast<int>(root), half);
+        static_cast<int>(root), is_half(x));
     ++w->call;
   } catch (const Failure& failure) {
     result = ffi::Error(ffi::ErrorCode::kDeadlineExceeded, "shm: " + failure.message);
@@ -104,9 +101,4 @@ void detach(World&) {}
 }  // namespace sparkjax
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(sparkjax_shm, sparkjax::collective,
-                              xla::ffi::Ffi::Bind()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Ret<xla::ffi::AnyBuffer>()
-                                  .Attr<int64_t>("world")
-                                  .Attr<int64_t>("kind")
-                                  .Attr<int64_t>("root"));
+                              sparkjax::call_binding(xla::ffi::Ffi::Bind()));

@@ -13,8 +13,8 @@
 #include <algorithm>
 
 #include "device.h"
+#include "handler.h"
 #include "world.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace sparkjax {
 
@@ -167,13 +167,11 @@ cudaError_t enqueue(World& w, int64_t kind, const char* x, char* y, int64_t byte
 ffi::Error collective(cudaStream_t stream, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y,
                       int64_t id, int64_t kind, int64_t root) {
   World* w = id >= 0 && id < kWorlds ? worlds[id].get() : nullptr;
-  if (!w || !w->device) return ffi::Error(ffi::ErrorCode::kFailedPrecondition, "shm: no such world");
-  const bool half = x.element_type() == ffi::DataType::BF16;
-  if (kind == kAllReduce && !half && x.element_type() != ffi::DataType::F32)
-    return ffi::Error(ffi::ErrorCode::kInvalidArgument, "shm: all_reduce takes float32 or bfloat16");
+  if (ffi::Error error = accepted("shm", w && w->device, kind, x); error.failure()) return error;
   const cudaError_t error = enqueue(*w, kind, static_cast<const char*>(x.untyped_data()),
                                     static_cast<char*>(y->untyped_data()),
-                                    static_cast<int64_t>(x.size_bytes()), half, root, stream);
+                                    static_cast<int64_t>(x.size_bytes()), is_half(x), root,
+                                    stream);
   if (error == cudaSuccess) return ffi::Error::Success();
   return ffi::Error(ffi::ErrorCode::kInternal, std::string("shm: ") + cudaGetErrorString(error));
 }
@@ -284,11 +282,6 @@ void detach(World& world) {
 extern "C" void sparkjax_shm_device(int ordinal) { sparkjax::ordinal = ordinal; }
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(sparkjax_shm, sparkjax::collective,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Ret<xla::ffi::AnyBuffer>()
-                                  .Attr<int64_t>("world")
-                                  .Attr<int64_t>("kind")
-                                  .Attr<int64_t>("root"),
+                              sparkjax::call_binding(xla::ffi::Ffi::Bind().Ctx<
+                                                     xla::ffi::PlatformStream<cudaStream_t>>()),
                               {xla::ffi::Traits::kCmdBufferCompatible});

@@ -15,39 +15,25 @@ from typing import ClassVar
 import jax
 
 from . import TransportError
-from .build import FLAGS, BuildError, library
+from .build import load
 from .calls import Calls
 
 SLOT_BYTES = 1 << 20
 """Payload of one exchange; larger arrays go in several."""
 TARGET = "sparkjax_shm"
-
-
-HEADERS = ("calls.h", "segment.h", "world.h")
+HEADERS = tuple(f"{n}.h" for n in ("calls", "device", "handler", "rounds", "segment", "sums", "world"))
 
 
 @functools.cache
 def _native(platform: str) -> ctypes.CDLL:
-    """The library of "cpu" or "cuda", its FFI target registered. Raises TransportError."""
-    try:
-        if platform == "cuda":
-            version = jax.local_devices()[0].compute_capability.replace(".", "")
-            flags = ("-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC", f"-arch=sm_{version}")
-            path = library("shm_cuda", ("shm.cu", "device.h", *HEADERS), (("nvcc", *flags),))
-        else:
-            compilers = tuple((name, *FLAGS) for name in ("g++", "c++", "clang++"))
-            path = library("shm", ("shm.cc", "rounds.h", "sums.h", *HEADERS), compilers)
-    except BuildError as error:
-        raise TransportError(str(error)) from error
-    native = ctypes.CDLL(str(path))
+    """The library of "cpu" or "cuda". Raises TransportError."""
+    native = load("shm", "shm", HEADERS, platform)
     native.sparkjax_shm_open.argtypes = [
         ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_double,
         ctypes.c_double, ctypes.c_int, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_uint64,
     ]  # fmt: skip
     native.sparkjax_shm_abort.argtypes = [ctypes.c_int, ctypes.c_char_p]
     native.sparkjax_shm_why.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_uint64]
-    handler = jax.ffi.pycapsule(native.sparkjax_shm)
-    jax.ffi.register_ffi_target(TARGET, handler, platform=platform.replace("cuda", "CUDA"))
     return native
 
 
@@ -56,10 +42,6 @@ class Shm(Calls):
     """One rank's end of a world; see `Transport` for its methods."""
 
     PREFIX: ClassVar[str] = TARGET
-    rank: int
-    ranks: int
-    handle: int
-    platform: str = "cpu"
 
     @classmethod
     def open(

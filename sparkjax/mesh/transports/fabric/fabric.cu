@@ -14,8 +14,8 @@
 #include <thread>
 
 #include "../device.h"
+#include "../handler.h"
 #include "world.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace sparkjax {
 namespace {
@@ -221,15 +221,11 @@ cudaError_t enqueue(World& w, int64_t kind, const char* x, char* y, int64_t byte
 ffi::Error collective(cudaStream_t stream, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y,
                       int64_t id, int64_t kind, int64_t root) {
   World* w = world_of(id);
-  if (!w || !w->device)
-    return ffi::Error(ffi::ErrorCode::kFailedPrecondition, "fabric: no such world");
-  const bool half = x.element_type() == ffi::DataType::BF16;
-  if (kind == kAllReduce && !half && x.element_type() != ffi::DataType::F32)
-    return ffi::Error(ffi::ErrorCode::kInvalidArgument,
-                      "fabric: all_reduce takes float32 or bfloat16");
+  if (ffi::Error error = accepted("fabric", w && w->device, kind, x); error.failure()) return error;
   const cudaError_t error = enqueue(*w, kind, static_cast<const char*>(x.untyped_data()),
                                     static_cast<char*>(y->untyped_data()),
-                                    static_cast<int64_t>(x.size_bytes()), half, root, stream);
+                                    static_cast<int64_t>(x.size_bytes()), is_half(x), root,
+                                    stream);
   if (error == cudaSuccess) return ffi::Error::Success();
   return ffi::Error(ffi::ErrorCode::kInternal, std::string("fabric: ") + cudaGetErrorString(error));
 }
@@ -306,11 +302,6 @@ void detach(World& world) {
 }  // namespace sparkjax
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(sparkjax_fabric, sparkjax::collective,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Ret<xla::ffi::AnyBuffer>()
-                                  .Attr<int64_t>("world")
-                                  .Attr<int64_t>("kind")
-                                  .Attr<int64_t>("root"),
+                              sparkjax::call_binding(xla::ffi::Ffi::Bind().Ctx<
+                                                     xla::ffi::PlatformStream<cudaStream_t>>()),
                               {xla::ffi::Traits::kCmdBufferCompatible});

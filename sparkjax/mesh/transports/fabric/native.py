@@ -11,17 +11,15 @@ import functools
 import os
 from pathlib import Path
 
-import jax
 import numpy as np
 
-from .. import TransportError
-from ..build import FLAGS, BuildError, library
+from .. import TransportError, build
 from ..calls import MESSAGE
 from .topology import MOST_PATHS, Layout
 
 TARGET = "sparkjax_fabric"
 VERBS = Path("/usr/include/infiniband/verbs.h")
-SHARED = ("calls.h", "rounds.h", "sums.h")
+SHARED = ("calls.h", "device.h", "handler.h", "rounds.h", "sums.h")
 HEADERS = tuple(
     f"fabric/{name}.h" for name in ("image", "network", "rehearsal", "sender", "topology", "verbs", "world")
 )  # fmt: skip
@@ -60,17 +58,8 @@ def verbs_flags() -> tuple[str, ...]:
 def load(platform: str) -> ctypes.CDLL:
     """The library of "cpu" or "cuda". Raises TransportError."""
     flags = verbs_flags()
-    try:
-        if platform == "cuda":
-            version = jax.local_devices()[0].compute_capability.replace(".", "")
-            sources = ("fabric/fabric.cu", "device.h", *HEADERS, *SHARED)
-            path = library("fabric_cuda", sources, (nvcc(f"sm_{version}"),))
-        else:
-            compilers = tuple((name, *FLAGS, *flags) for name in ("g++", "c++", "clang++"))
-            path = library("fabric", ("fabric/fabric.cc", *HEADERS, *SHARED), compilers)
-    except BuildError as error:
-        raise TransportError(str(error)) from error
-    native = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_GLOBAL)
+    opened = os.RTLD_NOW | os.RTLD_GLOBAL
+    native = build.load("fabric", "fabric/fabric", (*HEADERS, *SHARED), platform, flags, opened)
     signatures = {
         "open": ([ctypes.POINTER(Shape), ctypes.c_char_p, ctypes.c_uint64], ctypes.c_int),
         "base": ([ctypes.c_int], ctypes.c_uint64),
@@ -94,15 +83,7 @@ def load(platform: str) -> ctypes.CDLL:
     for name, (arguments, result) in signatures.items():
         function = getattr(native, f"{TARGET}_{name}")
         function.argtypes, function.restype = arguments, result
-    handler = jax.ffi.pycapsule(native.sparkjax_fabric)
-    jax.ffi.register_ffi_target(TARGET, handler, platform=platform.replace("cuda", "CUDA"))
     return native
-
-
-def nvcc(architecture: str) -> tuple[str, ...]:
-    """The command line that compiles the CUDA half for "sm_121a", say."""
-    return ("nvcc", "-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC", f"-arch={architecture}",
-            *verbs_flags())  # fmt: skip
 
 
 def open_world(

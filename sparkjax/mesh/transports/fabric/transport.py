@@ -51,10 +51,6 @@ class Fabric(Calls):
     """See `Transport` for its methods."""
 
     PREFIX: ClassVar[str] = native.TARGET
-    rank: int
-    ranks: int
-    handle: int
-    platform: str = "cpu"
 
     @classmethod
     def open(
