@@ -71,7 +71,7 @@ def linear(
         y = panels.linear(spec, flat, planes, member, *tuning.many(spec), interpret)
     else:
         tile = tile or tuning.tile_for(spec, flat.shape[0])
-        y = _launch(spec, flat, planes, member, tile, interpret)
+        y = launch(spec, flat, planes, member, tile, interpret)
     return y.reshape(*x.shape[:-1], spec.rows)
 
 
@@ -158,11 +158,23 @@ def _rotated(
     return rotated.back(spec, parts, planes, member, factor, jnp.bfloat16, interpret)
 
 
-def _launch(
-    spec: Spec, x: jax.Array, planes: Planes, member: jax.Array, tile: Tile, interpret: bool
+def launch(
+    spec: Spec,
+    x: jax.Array,
+    planes: Planes,
+    member: jax.Array,
+    tile: Tile,
+    interpret: bool,
+    groups: int = 1,
 ) -> jax.Array:
+    """[R, N] of x's dtype for up to `tuning.DECODE_ROWS` rows R.
+
+    Args:
+      x: [R * groups, K], a row's groups one after the other; group g meets the outputs g N / groups
+        and on, and no tile's outputs belong to two groups.
+    """
     dtype = x.dtype if tile.splits == 1 else jnp.float32
-    parts = _parts(spec, by_field(x, spec), planes, member, tile, dtype, interpret)
+    parts = _parts(spec, by_field(x, spec), planes, member, tile, dtype, interpret, groups)
     if tile.splits == 1:
         return parts[0]
     total = in_order(parts)
@@ -181,9 +193,10 @@ def _parts(
     tile: Tile,
     dtype: Any,
     interpret: bool,
+    groups: int = 1,
 ) -> jax.Array:
     """dtype [splits, R, N]: what each split sums up. x is as `by_field` gives it."""
-    count = x.shape[1]
+    count = x.shape[1] // groups
     names = planes.names()
 
     def kernel(member_ref: Any, x_ref: Any, *refs: Any) -> None:
@@ -193,9 +206,10 @@ def _parts(
         split, at = pl.program_id(2), plgpu.load(member_ref.at[jnp.zeros((), jnp.int32)])
         rows = r0 + jnp.arange(tile.rows, dtype=jnp.int32)
         inside = rows < count if count % tile.rows else None
+        places = rows if groups == 1 else rows * groups + n0 // (spec.rows // groups)
         [sums] = contract(
             spec, [weight], at, n0, steps_of(split, spec.words, tile),
-            Rows(x_ref, rows, inside, tile.words), tile, interpret,
+            Rows(x_ref, places, inside, tile.words), tile, interpret,
         )  # fmt: skip
         if tile.splits == 1:
             sums = whole_scale(spec, weight, at, sums)
@@ -206,7 +220,7 @@ def _parts(
 
     return pl.pallas_call(
         kernel,
-        name=f"linear_{spec.code}",
+        name=f"{'linear' if groups == 1 else 'grouped'}_{spec.code}",
         out_shape=jax.ShapeDtypeStruct((tile.splits, count, spec.rows), dtype),
         grid=(-(-count // tile.rows), -(-spec.rows // tile.outputs), tile.splits),
         in_specs=[_ANY] * (2 + len(names)),
