@@ -57,17 +57,6 @@ def server(tmp_path_factory) -> Iterator[Running]:
         yield running
 
 
-@pytest.fixture
-def hub(server: Running) -> Running:
-    server.faults.reset()
-    return server
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Store:
-    return Store(tmp_path / "here")
-
-
 def fetch(hub: Running, here: Store, source: Source = SOURCE, **options) -> pulling.Pulled:
     return pull(source, here, Hub(hub.url, token=False), pause=no_pause, **options)
 

@@ -55,17 +55,6 @@ def server(tmp_path_factory) -> Iterator[Running]:
         yield running
 
 
-@pytest.fixture
-def hub(server: Running) -> Running:
-    server.faults.reset()
-    return server
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Store:
-    return Store(tmp_path / "here")
-
-
 def fetch(hub: Running, here: Store, rank: int = 1, ranks: int = 2, **options) -> Pulled:
     origin = Hub(hub.url, token=False)
     return pull(SOURCE, here, origin, share=(rank, ranks), pause=lambda s: None, **options)
