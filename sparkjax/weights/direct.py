@@ -105,6 +105,23 @@ class Source:
         return os.open(self.path, os.O_RDONLY), False
 
 
+class Sources:
+    """Mapped files, and which of them an array is a view of."""
+
+    def __init__(self, files: Iterable[tuple[Path, np.ndarray]]):
+        self._sources = sorted((Source(p, m) for p, m in files), key=lambda s: s.base)
+        self._bases = [s.base for s in self._sources]
+
+    def of(self, array: np.ndarray) -> Source | None:
+        """The file that an array is a view of; None for others and for empty ones."""
+        at = bisect.bisect_right(self._bases, array.ctypes.data) - 1
+        if at < 0 or array.size == 0 or any(s < 0 for s in array.strides):
+            return None
+        source = self._sources[at]
+        inside = array.ctypes.data - source.base + extent(array) <= source.size
+        return source if inside else None
+
+
 def extent(view: np.ndarray) -> int:
     """Bytes from a view's first to its last one (strides must not be negative)."""
     if view.size == 0:
@@ -186,8 +203,7 @@ class Reader:
           direct: past the page cache, where the file system allows that.
           advance: told of bytes that have arrived in their target, from any thread.
         """
-        self._sources = sorted((Source(p, m) for p, m in files), key=lambda s: s.base)
-        self._bases = [s.base for s in self._sources]
+        self._sources = Sources(files)
         self.direct, self.advance = direct, advance
         self._open: dict[int, tuple[int, bool]] = {}
         self._lock = threading.Lock()
@@ -208,15 +224,6 @@ class Reader:
             os.close(fd)
         self._open = {}
 
-    def source(self, array: np.ndarray) -> Source | None:
-        """The file that an array is a view of."""
-        at = bisect.bisect_right(self._bases, array.ctypes.data) - 1
-        if at < 0 or array.size == 0 or any(s < 0 for s in array.strides):
-            return None
-        source = self._sources[at]
-        inside = array.ctypes.data - source.base + extent(array) <= source.size
-        return source if inside else None
-
     def fill(self, jobs: Iterable[Job]) -> None:
         """Copies every view into its target (converting where dtypes differ); returns when all
         have arrived. Arrays that are no views of the files are copied as they are.
@@ -227,7 +234,7 @@ class Reader:
         running: set[Future] = set()
         try:
             for target, view in jobs:
-                source = self.source(view)
+                source = self._sources.of(view)
                 if source is None:
                     copy(target, view)
                     self.advance(target.nbytes)

@@ -13,7 +13,7 @@ from ..models import params as declarations
 from ..models.params import Param, Tree
 from . import spans, stream
 from .checkpoint import Checkpoint, tensors_of
-from .direct import extent, run
+from .direct import Sources, extent, run
 from .spans import Range, merged
 
 SMALL = 1 << 16
@@ -72,15 +72,16 @@ class _Found:
     def __init__(self, checkpoint: Checkpoint):
         self.checkpoint = checkpoint
         self.ranges: dict[Path, list[Range]] = {path: [] for path, _ in checkpoint.files}
-        self._maps = [(path, m.ctypes.data, m.size) for path, m in checkpoint.files]
+        self._sources = Sources(checkpoint.files)
 
     def member(self, name: str, planes: list[np.ndarray] | None) -> None:
-        places = [self._place(plane) for plane in planes or ()]
+        held = [p for p in planes or () if not isinstance(p, np.ndarray) or p.size]
+        places = [self._place(plane) for plane in held]
         if planes is None or any(place is None for place in places):
             for tensor in tensors_of(self.checkpoint, name):
                 self.all_of(tensor)
             return
-        for place, plane in zip(places, planes, strict=True):
+        for place, plane in zip(places, held, strict=True):
             assert place is not None
             path, begin = place
             self.ranges[path] += _runs(plane, begin)
@@ -94,13 +95,8 @@ class _Found:
 
     def _place(self, plane: Any) -> tuple[Path, int] | None:
         """The file and the first byte of a view; None for what is no view of a file."""
-        if not isinstance(plane, np.ndarray) or min(plane.strides, default=1) < 0:
-            return None
-        address = plane.ctypes.data
-        for path, base, size in self._maps:
-            if base <= address < base + size:
-                return path, address - base
-        return None
+        source = self._sources.of(plane) if isinstance(plane, np.ndarray) else None
+        return None if source is None else (source.path, plane.ctypes.data - source.base)
 
 
 def _runs(view: np.ndarray, begin: int) -> Iterator[Range]:
