@@ -53,7 +53,7 @@ def load(
     try:
         if platform == "cuda":
             version = jax.local_devices()[0].compute_capability.replace(".", "")
-            commands = (nvcc(f"sm_{version}", *flags),)
+            commands: tuple[tuple[str, ...], ...] = (nvcc(f"sm_{version}", *flags),)
             path = library(f"{name}_cuda", (f"{source}.cu", *headers), commands)
         else:
             commands = tuple((c, *FLAGS, *flags) for c in ("g++", "c++", "clang++"))
