@@ -11,8 +11,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from sparkjax.weights.formats.awq import AwqTensor
+from sparkjax.weights.formats.base import ROWS
 from sparkjax.weights.formats.bf16 import Bf16Tensor
-from sparkjax.weights.formats.exl3 import Exl3Tensor
+from sparkjax.weights.formats.cover import Covered
+from sparkjax.weights.formats.exl3 import ROTATION, Exl3Tensor
 from sparkjax.weights.formats.fp4 import Fp4Tensor
 from sparkjax.weights.formats.gptq import GptqTensor
 from sparkjax.weights.formats.packed import PackedTensor
@@ -28,8 +30,8 @@ def weight(key: jax.Array, kind: str, lead: tuple[int, ...], n: int, k: int) -> 
     """A weight whose products with unit rows are of order one.
 
     Args:
-      kind: one of FORMATS; int4, GPTQ (v1) and AWQ have groups of 128, EXL3 has 4 bits and mcg, 12
-        bits two escapes a row.
+      kind: one of FORMATS; int4, GPTQ (v1) and AWQ have groups of 128, EXL3 has 4 bits ("exl3 2 bits"
+        has 2) and mcg (half bits: mul1), 12 bits two escapes a row.
     """
     codes, scales = jax.random.split(key)
 
@@ -66,10 +68,12 @@ def weight(key: jax.Array, kind: str, lead: tuple[int, ...], n: int, k: int) -> 
             packed = words(data(n, k // 8, dtype=jnp.uint32))
             return GptqTensor(packed, zero, groups, None, 4, False, True, 128, n, k)
         return AwqTensor(words(data(n // 8, k, dtype=jnp.uint32)), zero, groups, 4, 128, n, k)
-    if kind == "exl3":
-        tiles = lax.bitcast_convert_type(data(n // 16, k // 16, 64, dtype=jnp.uint16), jnp.int16)
+    if kind.startswith("exl3"):
+        rate = float(kind.split()[1]) if kind != "exl3" else 4.0
+        raw = data(n // 16, k // 16, int(16 * rate), dtype=jnp.uint16)
+        tiles, book = lax.bitcast_convert_type(raw, jnp.int16), "mul1" if rate % 1 else "mcg"
         out, into = scale(n, 1, by=unit).astype(jnp.float16), scale(1, k, by=1.0)
-        return Exl3Tensor(tiles, out, into.astype(jnp.float16), "mcg", False, n, k)
+        return Exl3Tensor(tiles, out, into.astype(jnp.float16), book, False, n, k)
     if kind == "bf16 in 12 bits":
         return _twelve_bits(data, lead, n, k, unit)
     if kind == "int8":
@@ -99,6 +103,15 @@ def _twelve_bits(data: Any, lead: tuple[int, ...], n: int, k: int, unit: float) 
     exponents = jnp.full((*lead, 1, 2 * n), base - 2, jnp.uint8)
     bases = jnp.full((*lead, 1, 1), base, jnp.int32)
     return Bf16Tensor(data(n, k), packed, bases, places, exponents, starts, 2, n, k)
+
+
+def cut(node: Any, axis: int, size: int) -> Any:
+    """`size` rows (or columns, by `axis`) of a node, from the middle of its blocks of 128."""
+    lead, (n, k) = node.lead, node.shape[-2:]
+    at = jnp.arange(size, dtype=jnp.int32) + (node.shape[axis] - size) // 2
+    if axis == ROWS:
+        return Covered(node, jnp.broadcast_to(at[:, None], (*lead, size, 1)), axis, ROTATION, size, k)
+    return Covered(node, jnp.broadcast_to(at, (*lead, 1, size)), axis, ROTATION, n, size)
 
 
 def size(kind: str, n: int, k: int) -> int:

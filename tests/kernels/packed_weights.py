@@ -44,7 +44,7 @@ EXL3 = (
     "exl3 3.5 mul1", "exl3 4.5 mul1", "exl3 5 mcg", "exl3 5.5 mul1", "exl3 6 3inst",
     "exl3 6.5 mul1", "exl3 7 mcg", "exl3 7.5 mul1", "exl3 8 mul1", "exl3 3 mcg/e4m3",
 )  # fmt: skip
-"""Bits a weight, the codebook, and whether values are rounded to E4M3. Not for the expert layer."""
+"""Bits a weight, the codebook, and whether values are rounded to E4M3."""
 GGUF = ("gguf Q4_1", "gguf Q4_0", "gguf Q8_0", "gguf Q4_K", "gguf Q6_K")
 HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}
 """Where the float16 of a GGUF block stand."""
@@ -170,6 +170,27 @@ def weight(kind: str, lead: tuple[int, ...], n: int, k: int, seed: int = 0) -> A
         made[f"gptq {width} bits v2"] = partial(in_gptq, width)
         made[f"gptq {width} bits planar"] = partial(in_gptq, width, planar=True)
     return jax.tree.map(jnp.asarray, made[name]())
+
+
+def stacked(
+    kinds: tuple[str, ...],
+    lead: tuple[int, ...],
+    n: int,
+    k: int,
+    axis: int = formats.ROWS,
+    cut: tuple[int, int] | None = None,
+    seed: int = 0,
+) -> Any:
+    """Weights [*lead, n, k] of these kinds in turn.
+
+    Args:
+      cut: only these rows (or columns, by `axis`) of each, as loading cuts them.
+    """
+    members = []
+    for i in range(int(np.prod(lead))):
+        node = jax.tree.map(np.asarray, weight(kinds[i % len(kinds)], (), n, k, seed + i))
+        members.append(node if cut is None else formats.pick(node, axis, np.arange(*cut)))
+    return jax.tree.map(jnp.asarray, formats.stack(members, lead))
 
 
 def rows(count: int, k: int, seed: int = 1) -> jax.Array:

@@ -9,9 +9,12 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sparkjax.kernels.linear import triton
+from sparkjax.kernels.moe import apart, groups
 from sparkjax.kernels.moe import triton as moe
+from sparkjax.kernels.moe.shapes import SHAPES
 from sparkjax.mesh import gb10
 from sparkjax.models.layers.mlp import silu
+from sparkjax.weights.formats import COLS, ROWS
 
 pytestmark = pytest.mark.gb10
 N, K = 512, 2048
@@ -69,14 +72,89 @@ def test_many_rows_need_one_panel(place, kind, rows):
     assert found <= (0 if kind == "bf16" else 2 * N * K) + more + 4096
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("axis", [ROWS, COLS])
+@pytest.mark.parametrize("rows", [1, 64, 256])
+def test_what_is_cut_inside_of_a_block_is_read_in_place(place, axis, rows):
+    stack = weights.stacked(("exl3 2 mcg",), (2,), N, K, axis, (50, 350))
+    x = weights.rows(rows, stack.shape[-1])
+    found = temporaries(lambda x, w: triton.linear(x, w, 1), place, x, stack)
+    # x in its places and rotated, sums of programs that share them, outputs of whole blocks.
+    assert found <= rows * (4 * K + 16 * 4 * N + 4 * N) + (2 * N * K if rows > 64 else 0) + 4096
+
+
+def expert_programs(place, rows, k, gate, up, down):
+    """Bytes of temporaries of the expert layer."""
+    hidden = gate.shape[-1]
+    ids, share = jnp.zeros((rows, k), jnp.int32), jnp.zeros((rows, k), jnp.float32)
+    run = lambda x, i, s, g, u, d: moe.experts(x, i, s, g, u, d, 1, silu)  # noqa: E731
+    return temporaries(run, place, weights.rows(rows, hidden), ids, share, gate, up, down)
+
+
 @sizes(weights.FORMATS, 64, 1, 512)
 def test_experts_read_the_stacks_in_place(place, kind, rows):
     count, k, width = 8, 2, 256
     gate, up = (weights.weight(kind, (2, count), width, N) for _ in range(2))
     down = weights.weight(kind, (2, count), N, width)
-    ids = jnp.zeros((rows, k), jnp.int32)
-    share = jnp.zeros((rows, k), jnp.float32)
-    run = lambda x, i, s, g, u, d: moe.experts(x, i, s, g, u, d, 1, silu)  # noqa: E731
-    found = temporaries(run, place, weights.rows(rows, N), ids, share, gate, up, down)
+    found = expert_programs(place, rows, k, gate, up, down)
     # Hidden and output rows of every pair, x by fields, the tiles' lists.
     assert found <= rows * (k * (4 * width + 6 * N) + 2 * N) + 65536
+
+
+MODELS = {
+    "GLM-5.3-Flash": ("exl3 2 mcg",),
+    "GLM-5.3, one of 3": ("exl3 3 mcg",),
+    "DeepSeek-V4.1-Flash, one of 4": ("exl3 3.5 mul1",),
+    "DeepSeek-V4.1-Flash, one of 4, of three rates": ("exl3 2 mcg", "exl3 3.5 mul1", "exl3 8 mul1"),
+}
+
+
+def shape_of(name):
+    return SHAPES[name.removesuffix(", of three rates")]
+
+
+def experts_of(name, axis):
+    """Shapes of a recipe's experts, made of those of one of each kind."""
+    kinds, shape = MODELS[name], shape_of(name)
+    whole, slots = shape.whole or shape.width, shape.experts // len(kinds)
+    sizes = (whole, shape.hidden) if axis == ROWS else (shape.hidden, whole)
+    cut = (43, 43 + shape.width) if shape.whole else None
+    one = weights.stacked(kinds, (1, len(kinds)), *sizes, axis, cut)
+    lead = (2, shape.experts) if len(kinds) == 1 else (2 * slots, 1)
+    more = jax.tree.map(lambda a: jax.ShapeDtypeStruct((*lead, *a.shape[2:]), a.dtype), one)
+    if len(kinds) == 1:
+        return more
+    turns = range(2 * shape.experts)
+    return more.replace(
+        kinds=tuple(i % len(kinds) for i in turns),
+        slots=tuple(i // len(kinds) for i in turns),
+        stacked=(2, shape.experts),
+    )
+
+
+def test_a_projection_of_a_recipe_reads_the_stack_in_place(place):
+    shape, rows = SHAPES["GLM-5.3, one of 3"], 8
+    pairs = rows * shape.chosen
+
+    def run(x, ids, share, w):
+        choice = apart.Choice(ids, *groups.tiles(ids, shape.experts, 8))
+        return apart.project(x, w, 1, choice, share)
+
+    ids, share = (jnp.zeros((rows, shape.chosen), d) for d in (jnp.int32, jnp.float32))
+    x = jnp.zeros((pairs, shape.width), jnp.float32)
+    down = experts_of("GLM-5.3, one of 3", COLS)
+    found = temporaries(run, place, x, ids, share, down)
+    # x in its places and rotated, sums.
+    assert found <= pairs * (6 * shape.whole + 4 * shape.hidden) + 65536
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("rows", [1, 8, 64, 2048])
+def test_experts_of_recipes_read_the_stacks_in_place(place, name, rows):
+    shape, gate = shape_of(name), experts_of(name, ROWS)
+    whole = shape.whole or shape.width
+    found = expert_programs(place, rows, shape.chosen, gate, gate, experts_of(name, COLS))
+    # Of every pair x and sums of gate and up in their bases, then those of down; the tiles' lists.
+    most = 4 * shape.hidden + 24 * whole
+    assert found <= len(MODELS[name]) * rows * shape.chosen * most + (1 << 20)

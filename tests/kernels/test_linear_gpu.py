@@ -86,7 +86,11 @@ def test_what_decides_bits_does_not_depend_on_rows(rows):
 def tiles(spec):
     """Every tile that a weight may be read in."""
     decode = [tuning.tile_for(spec, rows) for rows in (1, 64)]
-    experts = [t for n in (8, 100) for t in tuning.expert_tiles(spec, spec, n, 2, 8)]
+    experts = [
+        tuning.expert_tile(spec, n, tuning.expert_rows([spec], n, 2, 8), weights)
+        for n in (8, 100)
+        for weights in (1, 2)
+    ]
     return [*decode, *experts, *tuning.many(spec)]
 
 
@@ -115,6 +119,18 @@ def test_each_member_of_a_mixed_stack_has_its_own_kernel():
         assert (linear(x, stack, layer, context=context) == expected).all()
         [first, _] = linear_group(x, [stack, stack], layer, context=context)
         assert (first == expected).all()
+
+
+@pytest.mark.parametrize("axis", [formats.COLS, pytest.param(formats.ROWS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["exl3 2 mcg", pytest.param("gguf Q4_K", marks=pytest.mark.slow)])
+def test_what_is_cut_inside_of_a_block(kind, axis):
+    member = jax.tree.map(np.asarray, weights.weight(kind, (), 256, 256))
+    index = np.concatenate([np.arange(100, 190), [-1, -1, 7]])
+    node = formats.stack([formats.pick(member, axis, index)] * 2, (2,))
+    x = weights.rows(3, node.shape[-1])
+    assert triton.supports(x, node) is None
+    y = jax.jit(lambda x, w: triton.linear(x, w, jnp.int32(1), interpret=True))(x, node)
+    assert weights.relative(y, exact(x, node, 1)) < TOLERANCE
 
 
 @pytest.mark.gpu

@@ -8,9 +8,10 @@ import numpy as np
 import packed_weights as weights
 import pytest
 
-from sparkjax.kernels.moe import experts, groups, reference, triton
+from sparkjax.kernels.moe import apart, experts, groups, reference, triton
 from sparkjax.mesh.context import Context
 from sparkjax.models.layers.mlp import silu
+from sparkjax.weights import formats
 
 TOLERANCE = 3e-3
 """Of a result that is rounded to bfloat16 twice."""
@@ -53,7 +54,17 @@ def exact(x, ids, share, planes, limit=None):
     return run(x.astype(jnp.float32), ids, share, planes)
 
 
-SLOW = ("bf16", "fp8 block", "awq", "bf16 in 12 bits", "gguf Q4_1")
+def interpreted(x, ids, share, planes, limit=None):
+    run = jax.jit(
+        lambda x, ids, share, p: triton.experts(
+            x, ids, share, *p, jnp.int32(1), silu, limit, interpret=True
+        )
+    )
+    return run(x, ids, share, planes)
+
+
+SLOW = ("bf16", "fp8 block", "awq", "bf16 in 12 bits", "gguf Q4_1", "exl3 2.5 mul1",
+        "exl3 3 mcg/e4m3", "gptq 4 bits ordered")  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -62,24 +73,82 @@ SLOW = ("bf16", "fp8 block", "awq", "bf16 in 12 bits", "gguf Q4_1")
 def test_equals_the_reference_interpreted(kind):
     planes = layer(kind, 4, 128, 128)
     x, ids, share = tokens_of(3, 2, 4, 128)
-    run = jax.jit(lambda *a: triton.experts(*a[:3], *a[3], jnp.int32(1), silu, 0.5, interpret=True))
-    y = run(x, ids, share, planes)
+    y = interpreted(x, ids, share, planes, 0.5)
     assert weights.relative(y, exact(x, ids, share, planes, 0.5)) < TOLERANCE
 
 
-def test_gate_and_up_must_be_alike():
+def cut_experts(kinds, count, width, hidden, cut):
+    """Experts of these kinds in turn, of which a rank has a slice that ends inside of blocks."""
+    into = [
+        weights.stacked(kinds, (2, count), width, hidden, formats.ROWS, cut, seed) for seed in (1, 2)
+    ]
+    return [*into, weights.stacked(kinds[::-1], (2, count), hidden, width, formats.COLS, cut, 3)]
+
+
+CUT = {
+    "one rate": (("exl3 2 mcg",), None),
+    "one rate, cut": (("exl3 2 mcg",), (50, 170)),
+    "three rates, cut": (("exl3 2 mcg", "exl3 3 3inst", "exl3 2.5 mul1"), (50, 170)),
+    "other formats too": (("exl3 2 mcg", "nvfp4", "fp8 channel"), None),
+}
+
+
+def test_a_projection_in_bases_of_experts():
+    w = weights.stacked(("exl3 2 mcg",), (2, 4), 128, 256, formats.COLS, (50, 170))
+    x, ids, share = tokens_of(3, 3, 4, 120)
+
+    def run(x, ids, share, w):
+        choice = apart.Choice(ids, *groups.tiles(ids, 4, 8))
+        return apart.project(x, w, jnp.int32(1), choice, share, interpret=True)
+
+    def expected(x, ids, share, w):
+        every = jnp.einsum("th,enh->ten", x.astype(jnp.float32), w.dequantize(1))
+        return (share[:, :, None] * jnp.take_along_axis(every, ids[:, :, None], 1)).sum(1)
+
+    found, wanted = (jax.jit(f)(x, ids, share, w) for f in (run, expected))
+    assert weights.relative(found, wanted) < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CUT)
+def test_experts_in_bases_of_their_own(name):
+    kinds, cut = CUT[name]
+    planes = cut_experts(kinds, 5, 256, 128, cut)
+    x, ids, share = tokens_of(3, 3, 5, 128)
+    y = interpreted(x, ids, share, planes)
+    # A rotation's inputs are not rounded to bfloat16.
+    allowed = 2e-3 if all(kind.startswith("exl3") for kind in kinds) else TOLERANCE
+    assert weights.relative(y, exact(x, ids, share, planes)) < allowed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CUT)
+def test_rows_in_bases_of_their_own_do_not_depend_on_others(name):
+    kinds, cut = CUT[name]
+    planes = cut_experts(kinds, 5, 256, 128, cut)
+    x, ids, share = tokens_of(7, 3, 5, 128)
+    y = interpreted(x, ids, share, planes)
+    np.testing.assert_array_equal(interpreted(x[1:2], ids[1:2], share[1:2], planes)[0], y[1])
+
+
+def test_what_it_takes():
     gate, up, down = layer("nvfp4", 2, 64, 64)
-    other = weights.weight("bf16", (2, 2), 64, 64)
+    other, rotated = (weights.weight(kind, (2, 2), 64, 64) for kind in ("bf16", "exl3 2 mcg"))
     x = weights.rows(1, 64)
-    assert triton.supports(x, gate, up, down) is None
-    assert "different formats" in triton.supports(x, gate, other, down)
+    for planes in ((gate, up, down), (gate, other, down), (rotated, rotated, down)):
+        assert triton.supports(x, *planes) is None
+    assert "multiple of 16" in triton.supports(x, gate, up, jnp.zeros((2, 2, 64, 40), jnp.bfloat16))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", weights.FORMATS)
+@pytest.mark.parametrize("kind", [*weights.FORMATS, "gptq 4 bits ordered", *CUT])
 def test_equals_the_reference_on_a_gpu(kind):
     context = Context("bfloat16", platform="cuda", kernels=(("moe", "triton"),))
-    planes = layer(kind, 12, 384, 512)
+    planes = (
+        cut_experts(CUT[kind][0], 12, 512, 512, CUT[kind][1])
+        if kind in CUT
+        else layer(kind, 12, 384, 512)
+    )
     x, ids, share = tokens_of(300, 4, 12, 512)
     run = jax.jit(lambda x, ids, share, p: experts(x, ids, share, *p, 1, silu, context=context))
     full = run(x[:64], ids[:64], share[:64], planes)

@@ -26,7 +26,8 @@ def supports(x: Any, w: Any) -> str | None:
     if count > tuning.DECODE_ROWS:
         return f"{count} rows; up to {tuning.DECODE_ROWS} are supported"
     spec = spec_of(w)
-    assert isinstance(spec, Spec)
+    if isinstance(spec, str):
+        return spec
     if spec.prepared:
         return "weights whose inputs are rotated or sorted"
     outputs = tuning.tile_for(spec, count).outputs

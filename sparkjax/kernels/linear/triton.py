@@ -14,7 +14,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from . import panels, rotated, tuning
+from ...weights.formats.base import COLS
+from ...weights.formats.cover import Covered
+from . import cover, panels, rotated, tuning
 from .planes import Planes, Spec, planes_of, spec_of
 from .tile import Tile, contract, whole_scale
 
@@ -23,7 +25,7 @@ def supports(x: Any, w: Any) -> str | None:
     """None if `linear` can take these, else the reason."""
     if x.dtype != jnp.bfloat16:
         return f"activations of {x.dtype}; bfloat16 is supported"
-    spec = spec_of(w)
+    spec = cover.spec_below(w)
     return spec if isinstance(spec, str) else None
 
 
@@ -54,13 +56,20 @@ def linear(
       ValueError: a weight that is not supported, or another K.
     """
     del rows
+    if x.shape[-1] != w.shape[-1]:
+        raise ValueError(f"linear: x has {x.shape[-1]} columns, the weight {w.shape[-1]}")
+    flat = x.reshape(-1, x.shape[-1])
+    member = jnp.asarray(0 if layer is None else layer, jnp.int32).reshape(1)
+    if isinstance(w, Covered):
+        index, inner = cover.places(w, member), w.inner
+        if w.axis == COLS:
+            flat = cover.spread(flat, index, inner.shape[COLS])
+        y = linear(flat, inner, layer, tile=tile, interpret=interpret)
+        y = y if w.axis == COLS else cover.taken(y, index)
+        return y.reshape(*x.shape[:-1], w.rows)
     spec = spec_of(w)
     if isinstance(spec, str):
         raise ValueError(f"linear: {spec}")
-    if x.shape[-1] != spec.cols:
-        raise ValueError(f"linear: x has {x.shape[-1]} columns, the weight {spec.cols}")
-    flat = x.reshape(-1, spec.cols)
-    member = jnp.asarray(0 if layer is None else layer, jnp.int32).reshape(1)
     planes, many = planes_of(w), tile is None and flat.shape[0] > tuning.DECODE_ROWS
     if spec.ordered:
         assert planes.order is not None
@@ -147,7 +156,7 @@ def _rotated(
     interpret: bool,
 ) -> jax.Array:
     """A weight in a rotated basis, see rotated.py."""
-    x, factor = rotated.into(x, planes, member, interpret)
+    x, most = rotated.into(x, planes, member, interpret)
     whole = rotated.padded(spec)
     if many:
         sizes = tuning.many(whole)
@@ -155,7 +164,7 @@ def _rotated(
     else:
         tile = tile or tuning.tile_for(whole, x.shape[0])
         parts = _parts(whole, x[None], planes, member, tile, jnp.float32, interpret)
-    return rotated.back(spec, parts, planes, member, factor, jnp.bfloat16, interpret)
+    return rotated.back(spec, parts, planes, member, most, jnp.bfloat16, interpret)
 
 
 def launch(

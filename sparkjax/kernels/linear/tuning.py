@@ -8,6 +8,7 @@ H200 within the 99 KiB of shared memory that a GB10 has; docs/performance.md has
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 
@@ -44,6 +45,7 @@ _EXPERTS = {
     "int4": Tile(outputs=64, words=16, warps=2, stages=4),
     "bits": Tile(outputs=64, words=16, warps=2, stages=4),
     "across": Tile(outputs=256, words=64, warps=2, stages=4),
+    "trellis": Tile(outputs=64, words=128, warps=4, stages=3),
 }
 _EXPERTS_MANY = {
     "gguf": Tile(outputs=64, words=16, warps=4, stages=2),
@@ -55,6 +57,7 @@ _EXPERTS_MANY = {
     "int4": Tile(outputs=128, words=16, warps=4, stages=2),
     "bits": Tile(outputs=128, words=16, warps=4, stages=2),
     "across": Tile(outputs=256, words=64, warps=2, stages=3),
+    "trellis": Tile(outputs=64, words=128, warps=4, stages=2),
 }
 _PANEL = {
     "gguf": Tile(outputs=32, words=16, warps=4),
@@ -88,18 +91,21 @@ def tile_for(spec: Spec, rows: int) -> Tile:
     return _rows(dataclasses.replace(tile, splits=splits), spec, min(most, _power(rows)))
 
 
-def expert_tiles(into: Spec, out: Spec, tokens: int, k: int, count: int) -> tuple[Tile, Tile]:
-    """Tiles of the expert layer's two kernels: gate and up, and down.
+def expert_rows(specs: Sequence[Spec], tokens: int, k: int, count: int) -> int:
+    """Pairs of a token and one of its k experts, of `count`, in a tile of the expert layer."""
+    # Those that an expert has on average, twice over, as some have more.
+    return max(8, min(*map(_most, specs), _power(2 * tokens * k // count)))
+
+
+def expert_tile(spec: Spec, tokens: int, rows: int, weights: int = 1) -> Tile:
+    """The tile of one of the expert layer's products.
 
     Args:
-      into, out: of the gate and of the down projection.
-      tokens, k, count: rows, experts of each, and experts there are.
+      rows: from `expert_rows`.
+      weights: how many of this spec are multiplied at once.
     """
-    # Rows that an expert has on average, twice over, as some have more.
-    rows = min(_most(into), _most(out), _power(2 * tokens * k // count))
     table = _EXPERTS if tokens <= DECODE_ROWS else _EXPERTS_MANY
-    first, second = (_fitted(table[_key(spec)], spec) for spec in (into, out))
-    return _rows(first, into, rows, 2), _rows(second, out, rows)
+    return _rows(_fitted(table[_key(spec)], spec), spec, rows, weights)
 
 
 def many(spec: Spec) -> tuple[Tile, Tile]:
