@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import pytest
+import quick
 
 from sparkjax import config
 
@@ -36,6 +37,13 @@ def pytest_configure(config: pytest.Config) -> None:
     jax.config.update("jax_compilation_cache_dir", str(ROOT / ".cache" / "xla-tests"))
     jax.config.update("jax_compilation_cache_max_size", 4 << 30)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    # XLA reads its flags once; servers that tests start compile as in production.
+    if flags := quick.ENVIRON.get("XLA_FLAGS"):
+        os.environ["XLA_FLAGS"] = flags
+        jax.devices("cpu")
+        del os.environ["XLA_FLAGS"]
+    # Programs are many small objects that live long.
+    gc.set_threshold(20_000, 20, 20)
     # The tests mean what they say, whatever the shell that started them is configured to.
     for name in [n for n in os.environ if n.startswith("SPARKJAX_")]:
         del os.environ[name]
@@ -55,15 +63,11 @@ def smollm2_path() -> Path:
     except config.ConfigError as error:
         pytest.skip(f"needs the real model, which `make test` installs: {error}")
 
-QUICK = ("models", "weights", "kernels")
-"""Folders whose tests run a program a few times on something tiny."""
 
-
-@pytest.fixture(autouse=True)
-def quick_compile(request: pytest.FixtureRequest) -> Iterator[None]:
-    """In the folders QUICK, programs are compiled without most optimisations, in half the time.
-    Tests marked slow compile as production does."""
-    quick = request.path.parent.name in QUICK and request.node.get_closest_marker("slow") is None
-    jax.config.update("jax_disable_most_optimizations", quick)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Programs are compiled without most optimisations, in half the time; those of tests marked
+    slow as production does. Before fixtures are set up, since they compile too."""
+    jax.config.update(
+        "jax_disable_most_optimizations", item.get_closest_marker("slow") is None
+    )

@@ -59,6 +59,7 @@ def test_gradients_flow_through_the_reference_path(model: Model):
     cache = caches.allocate(model.family.declare_caches(model.config, 1), sizes, "float32")
     batch = one_row(TOKENS.astype(np.int32), 0, pages, pad=len(TOKENS))
 
+    @jax.jit
     def total(params):
         out = model.family.forward(params, cache, batch, model.config, context)
         logits = model.family.logits(params, out.residual, model.config, context)

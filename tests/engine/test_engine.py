@@ -19,7 +19,7 @@ GOLDEN = Path(__file__).parent.parent / "golden"
 LIMITS = {"slots": 6, "context": 1664, "page_size": 16, "tiles": (16, 64)}
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3"])
+@pytest.fixture(scope="module", params=[pytest.param("llama", marks=pytest.mark.slow), "gemma3"])
 def model(request) -> Model:
     return Model.load(GOLDEN / request.param)
 

@@ -19,7 +19,7 @@ from sparkjax.weights.safetensors import SafetensorsFile
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 FAMILIES = sorted(path.name for path in GOLDEN.iterdir())
-DEFAULT = ("qwen3", "qwen4_exp")
+DEFAULT = ("qwen4_exp",)
 PROMPTS = 2
 
 

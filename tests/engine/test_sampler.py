@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.extend.random
@@ -103,8 +104,16 @@ def test_against_plain_numpy(rows, seed):
             np.testing.assert_allclose(out.top_logprobs[b], logprobs[order], atol=1e-5)
 
 
-@pytest.mark.parametrize("vocab", [7, 67, 1000, 50_257])
-@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize(
+    ("vocab", "ties"),
+    [
+        (67, False),
+        (67, True),
+        (50_257, True),
+        *(pytest.param(*p, marks=pytest.mark.slow) for p in itertools.product((7, 1000), (False, True))),
+        pytest.param(50_257, False, marks=pytest.mark.slow),
+    ],
+)
 def test_what_the_filters_keep(vocab, ties):
     """The kept set itself, at sizes up to a real vocabulary."""
     rng = np.random.default_rng(vocab)
@@ -176,8 +185,8 @@ def test_unlikely_tokens_are_as_unlikely_as_they_should_be():
     """A thousand tokens of 1e-6 each together take one draw in a thousand."""
     logits = np.full(1001, np.log(1e-6), np.float32)
     logits[0] = 0
-    count = sum((draws(logits, Sampling(1.0, seed=n), 4000) != 0).sum() for n in range(25))
-    assert 60 < count < 140  # 100 +- 4 sigma
+    count = sum((draws(logits, Sampling(1.0, seed=n), 4000) != 0).sum() for n in range(10))
+    assert 15 < count < 65  # 40 +- 4 sigma
 
 
 def test_positions_seeds_and_tokens_are_independent():
@@ -243,7 +252,7 @@ def test_company_changes_no_bit():
     inputs = mixed(32_003)
     whole = run(*inputs)
     rng = np.random.default_rng(0)
-    for size in (16, 3, 1):
+    for size in (16, 3):
         for _ in range(16 // size):
             order = rng.permutation(16)[:size]
             same(run(*take(inputs, order)), [x[order] for x in whole])

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import quick
 from lab import HOSTS, RAILS, Job, Lab, LabError, missing
 from safetensors.numpy import load_file
 
@@ -30,7 +31,7 @@ CALLS, SERVED = 1200.0, 2400.0
 MODEL = "flint"
 """The golden model that is served. Its programs compile for minutes there, once: FOLDER/keep holds
 them."""
-QUICK = "JAX_PLATFORMS=cpu JAX_DISABLE_MOST_OPTIMIZATIONS=1 JAX_DEFAULT_MATMUL_PRECISION=highest"
+QUICK = " ".join(f"{k}={v}" for k, v in {"JAX_PLATFORMS": "cpu", **quick.ENVIRON}.items())
 
 
 def python(arguments: str, seconds: float) -> str:

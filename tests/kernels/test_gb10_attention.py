@@ -45,9 +45,9 @@ form = pytest.mark.parametrize(
 
 
 def models(*tables):
-    """The models of some tables of shapes; all but the first of each are slow."""
+    """The models of some tables of shapes; all but the first one are slow."""
     names = [
-        pytest.param(name, marks=[pytest.mark.slow] if i else [])
+        pytest.param(name, marks=[pytest.mark.slow] if i or table is not tables[0] else [])
         for table in tables
         for i, name in enumerate(table)
     ]

@@ -40,15 +40,15 @@ def temporaries(function, place, *arguments):
 OTHERS = ("int4 by 32", "awq by 32", "int8 zeros", "gptq 7 bits", "gptq 7 bits planar", "gptq 8 bits",
           *weights.GGUF, "exl3 4 mcg", "exl3 2.5 mul1", "exl3 8 mul1", "exl3 3 mcg/e4m3")  # fmt: skip
 QUICK = ("fp8 block", "nvfp4", "awq", "exl3 4 mcg")
-"""Some of all kinds; they are compiled by default, at the first count of rows."""
+"""Some of all kinds."""
 
 
-def sizes(kinds, *rows):
-    """Every format at every count of rows."""
+def sizes(kinds, *rows, quick=QUICK):
+    """Every format at every count of rows; all but `quick` at the first count are slow."""
     return pytest.mark.parametrize(
         "kind, rows",
         [
-            pytest.param(k, n, marks=[] if k in QUICK and n == rows[0] else [pytest.mark.slow])
+            pytest.param(k, n, marks=[] if k in quick and n == rows[0] else [pytest.mark.slow])
             for k in kinds
             for n in rows
         ],
@@ -63,7 +63,7 @@ def test_linear_reads_the_stack_in_place(place, kind, rows):
     assert found <= rows * (2 * K + 16 * 4 * N) + 4096
 
 
-@sizes([*weights.FORMATS, *OTHERS], 256)
+@sizes([*weights.FORMATS, *OTHERS], 256, quick=("fp8 block",))
 def test_many_rows_need_one_panel(place, kind, rows):
     stack = weights.weight(kind, (2,), N, K)
     found = temporaries(lambda x, w: triton.linear(x, w, 1), place, weights.rows(rows, K), stack)
@@ -91,7 +91,7 @@ def expert_programs(place, rows, k, gate, up, down):
     return temporaries(run, place, weights.rows(rows, hidden), ids, share, gate, up, down)
 
 
-@sizes(weights.FORMATS, 64, 1, 512)
+@sizes(weights.FORMATS, 64, 1, 512, quick=("nvfp4",))
 def test_experts_read_the_stacks_in_place(place, kind, rows):
     count, k, width = 8, 2, 256
     gate, up = (weights.weight(kind, (2, count), width, N) for _ in range(2))

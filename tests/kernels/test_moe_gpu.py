@@ -19,7 +19,7 @@ TOLERANCE = 3e-3
 
 @pytest.mark.parametrize(
     ("tokens", "k", "count", "size"),
-    [(1, 8, 288, 8), (8, 8, 288, 8), (64, 8, 32, 8), (40, 4, 5, 16)],
+    [(1, 8, 288, 8), (64, 8, 32, 8), (40, 4, 5, 16)],
 )
 @pytest.mark.parametrize("compared", [0, 1 << 20])
 def test_every_pair_is_in_one_tile_of_its_expert(monkeypatch, tokens, k, count, size, compared):

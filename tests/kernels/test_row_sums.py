@@ -25,7 +25,7 @@ def exact(keys, weights, edges):
     return np.sum(np.where(chosen, weights[:, None, :], 0), axis=-1, dtype=np.float64)
 
 
-@pytest.mark.parametrize("vocab", [1, 67, 1024, 5000])
+@pytest.mark.parametrize("vocab", [67, 5000])
 def test_sums_are_those_of_numpy(vocab):
     keys, weights, edges = case(vocab)
     for run in (reference.upto, lambda *a: triton.upto(*a, interpret=True)):
@@ -38,7 +38,7 @@ def test_sums_are_those_of_numpy(vocab):
         np.testing.assert_array_equal(single, summed[:, 2:3])
 
 
-@pytest.mark.parametrize("count", [1, 3, 5])
+@pytest.mark.parametrize("count", [1, 5])
 def test_a_row_has_the_same_bits_in_any_company(count):
     keys, weights, edges = map(jnp.asarray, case(5000))
     every = triton.upto(keys, weights, edges, interpret=True)

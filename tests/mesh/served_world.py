@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import quick
 from cable import Cable
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -22,7 +23,6 @@ CACHE = TESTS.parent / ".cache" / "xla-ranks"
 START_SECONDS = 400
 SIZES = ["engine.slots=4", "engine.context=512", "engine.kv_tokens=4096", "engine.tiles=[64]"]
 """Tests that use the same share compiled programs."""
-QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
 
 
 def free_ports(count: int) -> list[int]:
@@ -87,7 +87,7 @@ class Served:
             **os.environ,
             "PYTHONPATH": str(TESTS.parent),
             "JAX_PLATFORMS": self.platform,
-            **QUICK,
+            **quick.ENVIRON,
         }
         host = contextlib.nullcontext() if self.cable is None else self.cable.host(rank)
         with self.log(rank).open("a") as log, host:

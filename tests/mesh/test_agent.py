@@ -113,6 +113,21 @@ def test_a_rank_that_always_fails_is_given_up(recipe: Path, monkeypatch):
         assert [(r["exit_code"], r["failures"]) for r in status] == [(1, 2)] * 2
 
 
+def test_an_agent_outlives_a_start_that_fails(recipe: Path, monkeypatch):
+    """Ranks run on without anybody to stop them if it does not."""
+    monkeypatch.setattr(agents, "MOST_FAILURES", 1)
+    config = load(recipe)
+    with running(recipe) as agent:
+        agent.folder.rmdir()
+        agent._command = ("/nonexistent",)
+        ask(config, "127.0.0.1", "up")
+        eventually(lambda: states(config) == ["failed", "failed"])
+        agent._command = (sys.executable, "-c", RANK)
+        agent.folder.rename(agent.folder.with_name("gone"))
+        ask(config, "127.0.0.1", "up")
+        eventually(lambda: states(config) == ["running", "running"])
+
+
 def test_an_orderly_end_is_no_failure(recipe: Path):
     config = load(recipe)
     with running(recipe, "print('done')"):

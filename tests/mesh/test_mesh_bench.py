@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+import quick
 from served_world import CACHE, TESTS
 
 LLAMA, MOE = TESTS / "golden" / "llama", TESTS / "golden" / "glm4_moe"
@@ -31,7 +33,11 @@ def test_the_dry_run_finds_that_ranks_agree(tmp_path: Path, transports, models, 
     ]
     command += ["--transports", *transports, "--models", *models, "--ranks", *map(str, ranks)]
     done = subprocess.run(
-        [*command, "--out", tmp_path, "--cache", CACHE], capture_output=True, text=True, check=False
+        [*command, "--out", tmp_path, "--cache", CACHE],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **quick.ENVIRON},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     receipt = json.loads(done.stdout)

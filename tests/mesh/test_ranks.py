@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from served_world import QUICK, SIZES, free_ports
+import quick
+from served_world import SIZES, free_ports
 
 HERE = Path(__file__).resolve().parent
 GOLDEN = HERE.parent / "golden"
@@ -38,7 +39,7 @@ def compute(
     environ = {
         **os.environ,
         "PYTHONPATH": str(HERE.parent.parent),
-        **QUICK,
+        **quick.ENVIRON,
     }
     processes = []
     for rank in range(ranks):

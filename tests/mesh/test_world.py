@@ -125,7 +125,7 @@ def test_the_first_failure_is_the_one_that_all_ranks_are_told(form):
     told: list[str] = []
     worlds[1].on_failure = told.append
     worlds[2].fail("rank 2 has burnt down")
-    eventually(lambda: worlds[1].failure)
+    eventually(lambda: told)
     assert {w.failure for w in worlds} == {"rank 2 has burnt down"}
     assert told == ["rank 2 has burnt down"]
     with pytest.raises(WorldError, match=r"burnt down"):
@@ -150,6 +150,25 @@ def test_a_silent_rank_is_named_within_the_bound(form):
     reason = eventually(lambda: worlds[0].failure)
     assert reason.startswith("rank 1 (") and "has said nothing for 2." in reason
     assert time.monotonic() - begun < 10
+
+
+def test_a_rank_that_takes_no_more_bytes_holds_nobody_up():
+    """A stopped process whose buffers are full: sends to it have an end, and the others hear of it."""
+    at = places(3)
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(World.form, at, 0, SECRET, join=30, silence=1.0)
+        good = pool.submit(World.form, at, 2, SECRET, join=30, silence=60.0)
+        eventually(lambda: not socket.socket().connect_ex(at[0]))
+        stuck = wire.Channel(socket.create_connection(at[0]), SECRET, server=False)
+        stuck.send(Hello(1, 3, "here", 1))
+        rank0, rank2 = first.result(40), good.result(40)
+        publishing = pool.submit(rank0.publish, bytes(16 << 20))
+        # Silence or a send that does not go out, whichever is noticed first.
+        assert eventually(lambda: rank2.failure).startswith("rank 1 (here, process 1) ")
+        assert isinstance(publishing.exception(10), WorldError)
+    stuck.close()
+    for world in (rank0, rank2):
+        world.close()
 
 
 def test_a_rank_that_dies_while_the_world_forms_may_come_again():

@@ -35,13 +35,13 @@ KINDS = ("glm5_next", "deepseek_v4", "qwen4_exp", "flint")
 """Between them every kind of cache, recurrence, pool and selection; the same few programs serve
 several properties."""
 DEFAULT = {
-    "pieces": (*KINDS, "deepseek_v41"),
+    "pieces": KINDS,
     "decode": KINDS,
     "company": KINDS,
     "snapshot": KINDS,
-    "rollback": (*KINDS, "deepseek_v41"),
-    "shards": ("glm5_next", "qwen3_5", "mimo_v2"),
-    "gradient": ("llama", "glm5_next"),
+    "rollback": KINDS,
+    "shards": ("glm5_next", "mimo_v2"),
+    "gradient": ("llama",),
 }
 
 

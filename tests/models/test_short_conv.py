@@ -38,8 +38,9 @@ def feed(x, taps, cache, start, dilation, slot=0):
     return np.asarray(y[0]), cache
 
 
-@pytest.mark.parametrize("dilation", [1, 3])
-@pytest.mark.parametrize("pieces", [(23,), (1,) * 23, (7, 2, 14), (11, 1, 1, 10)])
+@pytest.mark.parametrize(
+    ("dilation", "pieces"), [(1, (1,) * 23), (1, (7, 2, 14)), (3, (11, 1, 1, 10)), (3, (23,))]
+)
 def test_pieces_equal_a_plain_convolution(dilation, pieces):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(TOKENS, CHANNELS)).astype(np.float32)

@@ -15,7 +15,13 @@ from sparkjax.verify import verify
 STORED = Path(__file__).parent / "variants"
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in STORED.iterdir()))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "flint_steps" else ())
+        for name in sorted(path.name for path in STORED.iterdir())
+    ],
+)
 def test_stored_variants_equal_transformers(name: str):
     assert not [line for line in verify(STORED / name).lines if line.ok is False]
 

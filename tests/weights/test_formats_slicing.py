@@ -188,6 +188,10 @@ FORMATS: dict[str, Callable] = {
 }
 
 
+VARIANTS = ("fp8_powers", "fp8_channel", "int8", "ct_4", "ct_8_channel", "gptq_8_v2", "gptq_2", "exl3_2.5")
+"""Formats that differ from another one in a number; their tests are marked slow."""
+EVERY = [pytest.param(n, marks=pytest.mark.slow) if n in VARIANTS else n for n in FORMATS]
+
 run = jax.jit(formats.dequantize)
 
 
@@ -214,7 +218,7 @@ def layouts(size: int) -> list[tuple[int, np.ndarray]]:
 
 
 @pytest.mark.parametrize("axis", [ROWS, COLS], ids=["rows", "cols"])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", EVERY)
 def test_shares_equal_shares_of_the_numbers(name, axis):
     node = FORMATS[name](np.random.default_rng(7), 33, 70)
     whole = numbers(node)
@@ -272,7 +276,7 @@ def test_any_pick_after_any_pick(name, data):
         assert close(node, numbers(node), take(whole, axis, index))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", EVERY)
 def test_stacks_index_and_give_rows(name):
     rng = np.random.default_rng(5)
     members = [FORMATS[name](rng, 24, 64) for _ in range(6)]

@@ -32,6 +32,14 @@ from sparkjax.weights.safetensors import DTYPES, SafetensorsFile
 TESTS = Path(__file__).parents[1]
 GOLDEN, DATA = TESTS / "golden", TESTS / "data" / "quantized"
 FAMILIES = ("llama", "qwen3", "gemma3", "glm_moe_dsa", "qwen3_5_moe")
+DEFAULT = {
+    ("llama", "fp8"),
+    ("qwen3", "mxfp4"),
+    ("gemma3", "int4"),
+    ("glm_moe_dsa", "nvfp4"),
+    ("qwen3_5_moe", "fp8"),
+}
+"""Every family and every kind; the other pairs are marked slow."""
 KINDS = {"fp8": ScaledTensor, "int4": PackedTensor, "nvfp4": Fp4Tensor, "mxfp4": Fp4Tensor}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 numbers = jax.jit(formats.dequantize)
@@ -114,8 +122,14 @@ def same(path: Path, folder: Path, ranks: int = 1) -> Model:
     return model
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        pytest.param(f, k, marks=() if (f, k) in DEFAULT else pytest.mark.slow)
+        for f in FAMILIES
+        for k in KINDS
+    ],
+)
 def test_encoded_goldens_compute_what_their_numbers_compute(tmp_path, kept, family, kind):
     path = encoded(tmp_path / "packed", family, kind)
     model = same(path, tmp_path / "plain")

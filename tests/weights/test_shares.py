@@ -72,7 +72,14 @@ def bytes_here(path: Path) -> int:
     return path.stat().st_blocks * 512
 
 
-@pytest.mark.parametrize("family", ["qwen3", "glm4_moe", "qwen3_5_moe", "deepseek_v4", "llama"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama",
+        "deepseek_v4",
+        *(pytest.param(f, marks=pytest.mark.slow) for f in ("qwen3", "glm4_moe", "qwen3_5_moe")),
+    ],
+)
 def test_a_share_loads_as_the_whole_does(tmp_path, here, family):
     """Every rank of two: fewer bytes than the file, and the same parameters, bit for bit."""
     files = files_of(family)
