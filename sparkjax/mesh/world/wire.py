@@ -32,6 +32,9 @@ STRANGER_FRAME = 64 << 10
 _HEAD = struct.Struct(">I16s")
 _NUMBER = struct.Struct(">QI")
 _PIECE = 1 << 20
+_FOREVER = 1e6
+"""Seconds. Not None: a socket without a limit blocks, and so would sends, since a descriptor's copy has
+the same O_NONBLOCK."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
@@ -82,18 +85,29 @@ class Channel:
         ]
         self._out_key, self._in_key = keys if server else keys[::-1]
 
-    def send(self, message: Message) -> None:
-        """Raises WireError if the other end is gone or takes nothing."""
+    def patience(self, seconds: float) -> None:
+        """How long the other end may take for a send from now on."""
+        self._out.settimeout(seconds)
+
+    def send(self, message: Message, wait: bool = True) -> None:
+        """Sends a message; not `wait`: or nothing, while another thread is sending.
+
+        Raises:
+          WireError: the other end is gone or takes nothing.
+        """
         payload = _encoder.encode(message)
         if len(payload) > MAX_FRAME:
             raise ValueError(f"a message of {len(payload)} bytes; the most is {MAX_FRAME}")
-        with self._lock:
+        if not self._lock.acquire(blocking=wait):
+            return
+        try:
             head = _HEAD.pack(len(payload), self._mac(self._out_key, self._sent, payload))
             self._sent += 1
-            try:
-                self._out.sendall(head + payload)
-            except OSError as error:
-                raise WireError(f"cannot send: {error}") from error
+            self._out.sendall(head + payload)
+        except OSError as error:
+            raise WireError(f"cannot send: {error}") from error
+        finally:
+            self._lock.release()
 
     def receive(self, seconds: float | None = None) -> Message:
         """The next message.
@@ -139,10 +153,8 @@ class Channel:
         """`count` bytes; memory grows with what has come, not with what was promised."""
         data = bytearray()
         while len(data) < count:
-            if until is None:
-                self._socket.settimeout(None)
-            else:
-                self._socket.settimeout(max(until - time.monotonic(), 0.001))
+            left = _FOREVER if until is None else until - time.monotonic()
+            self._socket.settimeout(max(left, 0.001))
             piece = self._socket.recv(min(count - len(data), _PIECE))
             if not piece:
                 raise WireError("closed by the other end")

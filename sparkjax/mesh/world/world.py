@@ -44,6 +44,8 @@ STRANGERS = 16
 """Connections that have not said who they are, at a time."""
 GREETING = 5.0
 """Seconds that a connection has to say who it is."""
+FAREWELL = 1.0
+"""Seconds that telling all ranks of a failure may take: one that stands still holds nobody up."""
 
 
 class WorldError(RuntimeError):
@@ -132,8 +134,10 @@ class World:
             raise
         return world
 
-    def _start(self, work: Callable[..., None], name: str, *args: object) -> None:
-        threading.Thread(target=work, args=args, name=name, daemon=True).start()
+    def _start(self, work: Callable[..., None], name: str, *args: object) -> threading.Thread:
+        thread = threading.Thread(target=work, args=args, name=name, daemon=True)
+        thread.start()
+        return thread
 
     def _listen(self, address: Address, secret: bytes, join: float) -> None:
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -211,6 +215,7 @@ class World:
                     refusal = f"there is a {self._peers[hello.rank].name} already"
                 else:
                     channel.send(Welcome())  # the first bytes on this way: they never block
+                    channel.patience(self.silence)
                     self._peers[hello.rank] = peer
                     self._start(self._read, f"rank {hello.rank}", peer)
                     self._change.notify_all()
@@ -252,6 +257,7 @@ class World:
         if isinstance(answer, Refused):
             channel.close()
             raise WorldError(f"refused by rank 0: {answer.reason}")
+        channel.patience(self.silence)
         peer = self._peers[0] = _Peer(0, f"rank 0 ({addresses[0]})", channel, time.monotonic())
         self.stage = "formed"
         self._start(self._read, "rank 0", peer)
@@ -329,9 +335,14 @@ class World:
             self.failure = reason
             self._change.notify_all()
         log.error("the world ends: %s", reason)
-        for peer in self._peers.values():
+
+        def tell(peer: _Peer) -> None:
             with contextlib.suppress(WireError, OSError):
                 peer.channel.send(Failed(reason))
+
+        until = time.monotonic() + FAREWELL
+        for telling in [self._start(tell, "farewell", p) for p in list(self._peers.values())]:
+            telling.join(max(until - time.monotonic(), 0.0))
         self._records.put(None)
         self.on_failure(reason)
 
@@ -445,7 +456,8 @@ class World:
                     self._lost(peer, f"has said nothing for {silent:.1f} s")
                     continue
                 try:
-                    peer.channel.send(Beat(self.stage, self.applied))
+                    # What is being sent is a sign of life, too; and nobody waits here for a rank.
+                    peer.channel.send(Beat(self.stage, self.applied), wait=False)
                 except WireError as error:
                     self._lost(peer, f"is gone: {error}")
             time.sleep(BEAT)
