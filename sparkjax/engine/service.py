@@ -21,6 +21,8 @@ from .scheduler import Gauges
 log = logging.getLogger(__name__)
 Callback = Callable[[Event], None]
 EngineState = Literal["starting", "ready", "draining", "stopped", "failed"]
+MOST_BYTES = 16 << 20
+"""Bytes of new requests, roughly, in one tick: its record is one frame of the journal."""
 
 
 class QueueFull(RuntimeError):
@@ -41,6 +43,25 @@ class _Inbox:
 
     def __bool__(self) -> bool:
         return bool(self.submits or self.cancels or self.stops)
+
+    def cut(self) -> tuple[_Inbox, _Inbox]:
+        """What goes into the next tick, and what waits for the one after it."""
+        count, size = 0, 0
+        while count < len(self.submits) and (not count or size < MOST_BYTES):
+            size += _bytes(self.submits[count])
+            count += 1
+        left = self.submits[count:]
+        # A client may have left before its request is in any tick.
+        first = left[0].id if left else None
+        early = [id for id in self.cancels if first is not None and id >= first]
+        now = [id for id in self.cancels if first is None or id < first]
+        return _Inbox(self.submits[:count], now, self.stops), _Inbox(left, early)
+
+
+def _bytes(submit: Submit) -> int:
+    """At least what a request takes in a record."""
+    grammar = 4 * len(submit.grammar.source) if submit.grammar is not None else 0
+    return 5 * len(submit.tokens) + 15 * len(submit.sampling.logit_bias) + grammar + 1024
 
 
 class EngineService:
@@ -223,7 +244,7 @@ class EngineService:
                 self._wake.wait()
             if not self._working:
                 self._working, self._beat = True, time.monotonic()
-            inbox, self._inbox = self._inbox, _Inbox()
+            inbox, self._inbox = self._inbox.cut()
             self._taken = len(inbox.submits)
             return inbox
 
