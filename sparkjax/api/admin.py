@@ -10,6 +10,8 @@ from typing import Any
 
 from starlette.requests import Request
 
+from sparkjax.text.characters import valid
+
 from .errors import ApiError, missing
 from .fields import Fields
 
@@ -40,6 +42,7 @@ def parse(body: dict[str, Any]) -> tuple[float, Path]:
     if (
         not directory.is_absolute()
         or "\0" in text
+        or text != valid(text)
         or (directory.exists() and not directory.is_dir())
     ):
         raise fields.wrong("directory", "an absolute path of a directory, or of nothing yet")

@@ -6,11 +6,11 @@ import dataclasses
 import secrets
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from . import body, chat
+from .encoding import encode
 from .errors import ApiError
 from .front import Front
 from .gate import read_body, record_of
@@ -47,7 +47,7 @@ class Desk:
     def note(self, request: Request, prompt: Any) -> None:
         """Puts a prompt into the log's line, where that is wanted."""
         if self.log_prompts:
-            record_of(request.scope).fields["prompt"] = msgspec.json.encode(prompt).decode()
+            record_of(request.scope).fields["prompt"] = encode(prompt).decode()
 
     def owner(self, request: Request) -> str:
         """Which API key asks; "" where none is asked for."""
@@ -67,4 +67,4 @@ class Desk:
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """A JSON answer."""
-    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
+    return Response(encode(value), status, headers, media_type="application/json")

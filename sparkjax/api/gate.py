@@ -13,11 +13,12 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from . import errors
 from .anthropic import errors as anthropic
+from .encoding import encode
 from .errors import ApiError
 from .keys import Keys, RateLimit
 from .metrics import Metrics
@@ -71,8 +72,12 @@ def error_response(error: ApiError, record: Record | None = None) -> Response:
         if record.anthropic:
             status = anthropic.status_of(error)
             body = anthropic.error_body(error) | {"request_id": record.id}
-            return JSONResponse(body, status, headers=error.headers)
-    return JSONResponse(error.body(), error.status, headers=error.headers)
+            return _json(body, status, error)
+    return _json(error.body(), error.status, error)
+
+
+def _json(body: Any, status: int, error: ApiError) -> Response:
+    return Response(encode(body), status, error.headers, media_type="application/json")
 
 
 class Gate:

@@ -10,11 +10,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from . import structured
+from .encoding import encode
 from .errors import ApiError
 from .front import Front
 from .gate import Record, error_response, record_of
@@ -32,6 +32,18 @@ NEVER = 1e9
 """Seconds."""
 DONE = b"data: [DONE]\n\n"
 Prepare = Callable[[], Awaitable[tuple[Work, Wire]]]
+
+
+async def begin(front: Front, work: Work, arrived: float) -> Job:
+    """The job of a request, in the engine; its grammar is compiled by then.
+
+    Raises:
+      ApiError: it can never be served, or not now.
+    """
+    grammar = await structured.grammar_of(front, work.options.constraint)
+    job = Job(front, dataclasses.replace(work, grammar=grammar), arrived)
+    job.start()
+    return job
 
 
 class Reply(Response):
@@ -85,11 +97,7 @@ class Reply(Response):
     async def _answer(self, scope: Scope, receive: Receive, send: Send, record: Record) -> None:
         try:
             work, wire = await self._prepare()
-            grammar = await structured.grammar_of(self._front, work.options.constraint)
-            work = dataclasses.replace(work, grammar=grammar)
-            job = Job(self._front, work, self._arrived)
-            job.start()
-            self._job = job
+            job = self._job = await begin(self._front, work, self._arrived)
             stream = work.options.stream
             if work.options.ping is not None:
                 self._silence = float(work.options.ping) if work.options.ping > 0 else NEVER
@@ -120,7 +128,7 @@ class Reply(Response):
         }
         if work.options.prompt_logprobs is not None:
             self._add_prompts(body, work, wholes)
-        return Response(msgspec.json.encode(body), media_type="application/json")
+        return Response(encode(body), media_type="application/json")
 
     def _add_prompts(self, body: dict[str, Any], work: Work, wholes: list[Whole]) -> None:
         """vLLM's `prompt_logprobs`: of a chat beside the choices, of completions in each."""
@@ -204,9 +212,9 @@ async def _disconnected(receive: Receive) -> None:
 
 def _padding(chunk: dict[str, Any]) -> str:
     """Random characters, at least 16, that fill a chunk up to a multiple of 128 bytes."""
-    size = -(len(msgspec.json.encode(chunk)) + 16) % 128 + 16
+    size = -(len(encode(chunk)) + 16) % 128 + 16
     return secrets.token_urlsafe(size)[:size]
 
 
 def _event(value: dict[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+    return b"data: " + encode(value) + b"\n\n"

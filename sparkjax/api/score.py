@@ -6,7 +6,6 @@ import dataclasses
 import time
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,6 +14,7 @@ from sparkjax.engine.records import Sampling
 
 from . import options, prompts
 from .desk import Desk
+from .encoding import encode
 from .errors import invalid, show
 from .fields import Fields
 from .job import Job, Work
@@ -123,7 +123,7 @@ class ScoreReply(Reply):
             "data": entries,
             "usage": job.usage.json(),
         }
-        return Response(msgspec.json.encode(body), media_type="application/json")
+        return Response(encode(body), media_type="application/json")
 
 
 async def score(desk: Desk, request: Request) -> Response:

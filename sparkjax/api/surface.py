@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Protocol
 
-import msgspec
 from starlette.responses import Response
 
+from . import encoding
 from .answer import Piece
 from .errors import ApiError
 from .gate import Record
@@ -65,7 +65,7 @@ async def drive(job: Job, surface: Surface, silence: float) -> AsyncIterator[lis
 def encode(events: Iterable[Json]) -> bytes:
     """Server-sent events, named by their type."""
     return b"".join(
-        b"event: " + event["type"].encode() + b"\ndata: " + msgspec.json.encode(event) + b"\n\n"
+        b"event: " + event["type"].encode() + b"\ndata: " + encoding.encode(event) + b"\n\n"
         for event in events
     )
 
@@ -76,7 +76,7 @@ class SurfaceReply(Reply):
     async def _whole(self, job: Job, work: Work, wire: Any) -> Response:
         async for _ in drive(job, wire, self._silence):
             pass
-        return Response(msgspec.json.encode(wire.whole()), media_type="application/json")
+        return Response(encoding.encode(wire.whole()), media_type="application/json")
 
     async def _events(
         self, job: Job, work: Work, wire: Any, record: Record

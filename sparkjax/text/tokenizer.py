@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sparkjax.text.characters import valid
 from sparkjax.text.encoders import Encoder
 from sparkjax.text.vocabulary import Vocabulary
 
@@ -77,12 +78,12 @@ class Tokenizer:
         """
         if special:
             return self.encode_rendered(text)
-        text = _valid(text)
+        text = valid(text)
         return self._encoder.encode(text, True) if text else []
 
     def encode_rendered(self, text: str) -> list[int]:
         """Token ids of a rendered prompt: control spellings are control tokens, unless shielded."""
-        text, ids, at = _valid(text), [], 0
+        text, ids, at = valid(text), [], 0
         for match in self._markup.finditer(text):
             ids += self._ordinary(text[at : match.start()], at == 0)
             found = match[0] if match[0] in self._control_ids else match[0].strip()
@@ -147,12 +148,3 @@ def _pattern(ids: Mapping[str, int], swallow: Mapping[int, tuple[bool, bool]]) -
         parts.append(r"\s*" * before + re.escape(spelling) + r"\s*" * after)
     # A token of one character cannot be broken from inside: the mark behind it says no.
     return re.compile(f"(?:{'|'.join(parts)})(?!{SHIELD})" if parts else r"(?!)")
-
-
-def _valid(text: str) -> str:
-    """Lone surrogates (JSON can carry them) become U+FFFD; pairs become characters."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text

@@ -420,6 +420,20 @@ def test_a_background_response_is_cancelled(make_api):
     assert set(api.engine.ended.values()) == {"cancelled"}
 
 
+def test_half_a_surrogate_pair_comes_back_as_a_character(api):
+    half = "a\ud83d"
+    body = {"model": "toy", "input": half, "instructions": half, "metadata": {"k": half}}
+    headers = {"content-type": "application/json"}
+    for more in ({}, {"stream": True}, {"background": True, "stream": True}):
+        sent = json.dumps(body | more)
+        made = api.request("POST", "/v1/responses", content=sent, headers=headers)
+        assert made.status_code == 200 and "a\ufffd" in made.text
+        done = events_of(made)[-1]["response"] if more else made.json()
+        assert done["status"] == "completed" and done["metadata"] == {"k": "a\ufffd"}
+    listed = api.get(f"/v1/responses/{done['id']}/input_items").json()["data"]
+    assert listed[0]["content"][0]["text"] == "a\ufffd"
+
+
 def test_a_background_stream_can_be_read_again(api):
     async def scenario(client):
         body = {"model": "toy", "input": "hi", "background": True, "stream": True}
@@ -432,8 +446,9 @@ def test_a_background_stream_can_be_read_again(api):
         assert events_of(await client.get(f"/v1/responses/{id}?stream=true")) == events
         rest = await client.get(f"/v1/responses/{id}?stream=true&starting_after=5")
         assert events_of(rest) == events[6:]
-        bad = await client.get(f"/v1/responses/{id}?stream=true&starting_after=x")
-        assert bad.status_code == 400
+        for number in ("x", "--5", "-5", "%D9%A3"):
+            bad = await client.get(f"/v1/responses/{id}?stream=true&starting_after={number}")
+            assert bad.status_code == 400
 
     run(api, scenario)
 

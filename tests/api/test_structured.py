@@ -131,6 +131,15 @@ def test_T28_pathological_grammars_are_refused(shared, name):
     assert shared.chat(response_format={"type": "json_object"}).status_code == 200
 
 
+def test_a_background_response_follows_its_constraint(shared):
+    form = {"type": "json_schema", "name": "x", "schema": dict(PERSON)}
+    body = {"model": "toy", "input": "hi", "background": True, "text": {"format": form}}
+    assert shared.post("/v1/responses", body).status_code == 200
+    assert shared.engine.submitted[-1].grammar is not None
+    form["schema"]["type"] = "bogus"
+    refused(shared.post("/v1/responses", body), 400, "text.format.schema.type", "unsupported_schema")
+
+
 def test_half_a_surrogate_pair_is_no_text(shared):
     for field in (
         '"guided_regex": "\\ud800"',

@@ -8,7 +8,7 @@ import pytest
 from parsing_support import TOOLS, apart, cut, parse
 
 from sparkjax.text.events import fold
-from sparkjax.text.parsing import FORMATS, Setup
+from sparkjax.text.parsing import FORMATS, Setup, Tool
 
 CALLED = "Sure.\n"
 TRICKY = 'a </arg_value> "b" </tool_call> <think> {"x": [1}'
@@ -100,3 +100,21 @@ def test_what_the_rules_ask_for(number: int):
 
 def test_every_format_has_cases():
     assert {case[0] for case in CASES} == set(FORMATS)
+
+
+@pytest.mark.parametrize("rest", ["b", " and so on", "\\n", "\\u0041", "\\ud83d\\ude00", '\\"', "\\udbff"])
+def test_half_a_surrogate_pair_in_a_custom_input_takes_nothing_with_it(rest):
+    """What a model escapes may be no character: U+FFFD, in text that any client can be sent."""
+    text = f'<tool_call>{{"name": "shell", "arguments": {{"input": "a\\ud83d{rest}"}}}}</tool_call>'
+    setup = Setup({"shell": Tool(kind="custom")})
+    wanted = "a" + json.loads(f'"\\ud83d{rest}"')
+    wanted = wanted.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    for pieces in (apart("hermes", text), cut(apart("hermes", text), list(range(len(text))))):
+        (call,) = fold(parse("hermes", setup, pieces, "stop")).tool_calls
+        assert call.arguments == wanted
+
+
+def test_half_a_surrogate_pair_in_a_pythonic_call_stays_an_escape():
+    text = "[f(a='x\\ud83d\\ude00', b=['\\udc00'])]"
+    (call,) = fold(parse("pythonic", Setup({"f": Tool()}), apart("pythonic", text), "stop")).tool_calls
+    assert call.arguments == '{"a": "x\\ud83d\\ude00", "b": ["\\udc00"]}'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
@@ -17,7 +18,7 @@ from ..errors import ApiError, invalid, show
 from ..fields import Fields
 from ..job import Job, Work
 from ..logprobs import chat_form
-from ..reply import STREAM_HEADERS
+from ..reply import STREAM_HEADERS, begin
 from ..served import ServedModel
 from ..surface import SurfaceReply
 from ..turn import turn
@@ -29,6 +30,7 @@ from .stream import ResponseStream
 
 Json = dict[str, Any]
 MOST_LISTED = 100
+_NUMBER = re.compile(r"[0-9]{1,10}")
 
 
 class ResponsesSurface:
@@ -126,9 +128,7 @@ class Responses:
         if not keep:
             raise invalid("background", "needs a store; http.stored_responses is 0 here")
         try:
-            work, _ = await prepare()
-            job = Job(desk.front, work, arrived)
-            job.start()
+            job = await begin(desk.front, (await prepare())[0], arrived)
         except ApiError as error:
             raise asked.translation.named(error) from None
         running = Background(job, surface, stored, self.store)
@@ -177,7 +177,7 @@ class Responses:
                 "stream", "is true; allowed: only for a response made with background and stream"
             )
         after = query.get("starting_after", "-1")
-        if not after.lstrip("-").isdecimal() or len(after) > 10:
+        if after != "-1" and not _NUMBER.fullmatch(after):
             raise invalid("starting_after", f"is {show(after)}; allowed: a sequence number")
         for running in self._running:
             if running.stored is stored:

@@ -12,8 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
+from ..encoding import encode
 from ..errors import ApiError, show
 from .stream import ResponseStream
 
@@ -101,9 +100,9 @@ class Store:
         """
         id = stored.stream.id
         self._drop(id)
-        stored.size = len(msgspec.json.encode([*stored.items, stored.stream.response()]))
+        stored.size = len(encode([*stored.items, stored.stream.response()]))
         if stored.events is not None:
-            stored.size += len(msgspec.json.encode(stored.events))
+            stored.size += len(encode(stored.events))
         stored.used = self._clock()
         self._kept[id] = stored
         self.bytes += stored.size

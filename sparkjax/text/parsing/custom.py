@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 
+from ..characters import valid
 from .values import json_value
 
 _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _PLAIN = re.compile(r'[^"\\]+')
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_LOW = re.compile(r"\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_LOW_BEGINS = re.compile(r"(?:\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?)?")
 LONGEST_HEAD = 64
 
 
@@ -46,12 +49,11 @@ class InputReader:
             elif match := _ESCAPE.match(text, at):
                 escape = match[0]
                 if escape[:2] == "\\u" and 0xD800 <= int(escape[2:], 16) < 0xDC00:
-                    second = _ESCAPE.match(text, match.end())
-                    if second is None and len(text) - match.end() < 6:
-                        break  # the other half of a pair is on its way
-                    if second is not None and second[0][:2] == "\\u":
+                    if _LOW_BEGINS.fullmatch(text, match.end()):
+                        break  # the other half of a pair may be on its way
+                    if second := _LOW.match(text, match.end()):
                         match, escape = second, escape + second[0]
-                parts.append(json.loads(f'"{escape}"'))
+                parts.append(valid(json.loads(f'"{escape}"')))
                 at = match.end()
             else:
                 break  # an escape that is not whole yet
@@ -67,4 +69,4 @@ class InputReader:
         except ValueError:
             return self._waiting
         inner = value.get("input") if isinstance(value, dict) and len(value) == 1 else None
-        return inner if isinstance(inner, str) else self._waiting
+        return valid(inner) if isinstance(inner, str) else self._waiting

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection
 
+from ..characters import valid
 from .json_text import JsonScanner, Malformed
 from .machine import Machine
 from .reader import Ended, Reading
@@ -66,7 +67,7 @@ def read_call(machine: Machine, offered: Collection[str] | None, certain: bool) 
         yield from machine.expect(":")
         yield from machine.space()
         if key == "name" and name is None:
-            name = json.loads((yield from _string(machine)))
+            name = valid(json.loads((yield from _string(machine))))
             if not name or (offered is not None and name not in offered):
                 raise Malformed
         elif key in ARGUMENTS and arguments is None and not written:

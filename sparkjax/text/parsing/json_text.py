@@ -15,6 +15,7 @@ _STRING = re.compile(r'[^"\\\x00-\x1f]+')
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _WORDS = ("true", "false", "null")
 _HEX = frozenset("0123456789abcdefABCDEF")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class JsonScanner:
@@ -173,9 +174,15 @@ class JsonScanner:
             self.done = True
 
 
+def written(value: object) -> str:
+    """JSON text of a value. Surrogates are escapes in it: half of a pair has no other form."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def quoted(text: str) -> str:
     """JSON text of a string."""
-    return json.dumps(text, ensure_ascii=False)
+    return written(text)
 
 
 def escaped(text: str) -> str:

@@ -7,12 +7,11 @@ it text. Without the markers the whole message is calls of offered tools, or it 
 from __future__ import annotations
 
 import ast
-import json
 import re
 import warnings
 from typing import ClassVar
 
-from .json_text import Malformed, escaped
+from .json_text import Malformed, escaped, written
 from .machine import Arguments, Machine
 from .reader import Ended, Reading
 
@@ -185,7 +184,7 @@ def literal(text: str) -> str:
             warnings.simplefilter("ignore")
             tree = ast.parse(text.strip(), mode="eval")
         value = ast.literal_eval(_Words().visit(tree))
-        return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
+        return written(_plain(value))
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         raise Malformed from None
 
