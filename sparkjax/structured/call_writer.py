@@ -193,6 +193,8 @@ class Writer:
             raise SchemaError(f"{self.path(tool)}.properties", "is no object")
         shared = {k: parameters[k] for k in ("$defs", "definitions") if k in parameters}
         required = parameters.get("required") or []
+        if not isinstance(required, list):
+            raise SchemaError(f"{self.path(tool)}.required", "is no list of names")
         for name, schema in declared.items():
             whole = {**schema, **shared} if isinstance(schema, dict) else schema
             path = f"{self.path(tool)}.properties.{name}"

@@ -130,7 +130,9 @@ class Judge:
             key = msgspec.msgpack.encode(wanted)
         except UnicodeEncodeError:
             raise GrammarError("holds half of a surrogate pair, which is no text") from None
-        except (OverflowError, RecursionError) as error:
+        except OverflowError:
+            raise GrammarError("holds an integer of more than 64 bits") from None
+        except RecursionError as error:
             raise GrammarError(str(error)) from None
         with self._lock:
             verdict = self._known.get(key)

@@ -149,16 +149,12 @@ class _Walk:
             if not isinstance(value, list) or not value:
                 raise _error(path, f"is {_kind(value)}; allowed: a list of one value or more")
         elif key in COUNTS:
-            whole = (
-                isinstance(value, int | float)
-                and not isinstance(value, bool)
-                and value == int(value)
-            )
-            if not whole or not 0 <= value <= LARGEST_COUNT:
+            # In this order: infinity and NaN have no integer.
+            if not (_is_number(value) and 0 <= value <= LARGEST_COUNT and value == int(value)):
                 raise _error(path, f"is {_shown(value)}; allowed: 0 to {LARGEST_COUNT}")
             value = int(value)
         elif key in NUMBERS:
-            if not isinstance(value, int | float) or isinstance(value, bool) or abs(value) > 1e300:
+            if not (_is_number(value) and abs(value) <= 1e300):
                 raise _error(path, f"is {_shown(value)}; allowed: a number")
             if key == "multipleOf" and value <= 0:
                 raise _error(path, f"is {_shown(value)}; allowed: a number above 0")
@@ -219,6 +215,10 @@ def _joins(schema: dict[str, Any]) -> bool:
 def pointer(path: tuple[str, ...]) -> str:
     """The JSON pointer of a path, as `$ref` spells it."""
     return "#" + "".join("/" + step.replace("~", "~0").replace("/", "~1") for step in path)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _pattern(value: Any, path: tuple[str, ...]) -> None:

@@ -287,7 +287,9 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     if given.get("strict"):
         parameters = dict(function["parameters"])
         properties = parameters.get("properties") or {}
-        if sorted(parameters.get("required") or properties) != sorted(properties):
+        required = parameters.get("required") or list(properties)
+        named = isinstance(required, list) and all(isinstance(name, str) for name in required)
+        if not named or not isinstance(properties, Mapping) or sorted(required) != sorted(properties):
             raise TemplateError(
                 f"tool {function['name']!r} is strict, but `required` does not name all properties"
             )
@@ -332,6 +334,8 @@ def _turns(messages: Sequence[Mapping[str, Any]], systems_stay: bool) -> list[di
             turns.append(message)
             if role == "assistant":
                 open_calls = [str(c.get("id")) for c in message.get("tool_calls") or []]
+                if len(set(open_calls)) < len(open_calls):
+                    raise TemplateError("two calls of one message have the same id, or none")
             continue
         if not turns or turns[-1]["role"] != "user":
             turns.append({"role": "user", "blocks": []})

@@ -103,6 +103,8 @@ WRONG = [
     ({"pattern": 1}, "pattern"), ({"format": 1}, "format"), ({"$ref": "other.json"}, "$ref"),
     ({"$ref": "#/$defs/a"}, "$ref"), ({"$ref": "#a"}, "$ref"), ({"items": 5}, "items"),
     ({"$defs": {"a": {"type": "x"}}}, "$defs.a.type"), ({"minimum": 1e301}, "minimum"),
+    ({"maxLength": float("inf")}, "maxLength"), ({"minItems": float("nan")}, "minItems"),
+    ({"maximum": float("nan")}, "maximum"),
 ]  # fmt: skip
 
 

@@ -191,6 +191,13 @@ def test_names_that_a_pythonic_call_cannot_have():
     assert error.value.path == "f.parameters.properties.a b"
 
 
+def test_required_that_is_no_list_names_its_place():
+    tool = Offered("f", {"properties": {"a": {"type": "string"}}, "required": True})
+    for name in ("glm", "qwen", "pythonic"):
+        with pytest.raises(SchemaError, match=r"f.parameters.required: is no list"):
+            tools.grammar(Calls(name, (tool,)))
+
+
 def test_T32_a_schema_and_tools_together_allow_either():
     """The first token picks: the answer that the schema describes, or calls."""
     schema = {

@@ -106,3 +106,21 @@ def test_what_it_understands():
 def test_efforts_out_of_range_are_refused(effort):
     with pytest.raises(TemplateError, match="reasoning_effort"):
         DeepSeekEncoder(V41).render([{"role": "user", "content": "x"}], reasoning_effort=effort)
+
+
+def test_calls_that_cannot_be_told_apart_are_refused():
+    calls = [{"id": "a", "function": {"name": "f", "arguments": {}}}] * 2
+    messages = [
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "a", "content": "r"},
+    ]
+    with pytest.raises(TemplateError, match="same id"):
+        DeepSeekEncoder(V41).render(messages)
+
+
+@pytest.mark.parametrize("required", [[1, "a"], 7])
+def test_strict_tools_with_odd_schemas_are_refused(required):
+    parameters = {"properties": {"a": {}}, "required": required}
+    tool = {"function": {"name": "f", "strict": True, "parameters": parameters}}
+    with pytest.raises(TemplateError, match="`required` does not name all"):
+        DeepSeekEncoder(V41).render([{"role": "user", "content": "x"}], tools=[tool])
