@@ -13,7 +13,7 @@ import numpy as np
 from . import gguf_models
 from .detect import Stored, activation_tensors, detect
 from .errors import CheckpointError
-from .formats.gguf import GGUFTensor
+from .formats.gguf import gguf_tensor
 from .gguf import GGUFFile
 from .safetensors import SafetensorsFile, shown, unique
 
@@ -129,10 +129,20 @@ class GGUF:
         self.unread: frozenset[str] = frozenset()
 
     def weight(self, name: str, *, check: bool = True) -> Any:
-        """See `Checkpoint`."""
+        """See `Checkpoint`.
+
+        Raises:
+          CheckpointError: a type without a decoder.
+        """
         kind = self.kind(name)
         array = self.read(name)
-        return array if kind is None else GGUFTensor(array, kind)
+        if kind is None:
+            return array
+        try:
+            return gguf_tensor(array, kind)
+        except CheckpointError as error:
+            held = self._sources[name].name
+            raise CheckpointError(f"{self.path}: tensor {held!r}: {error}") from None
 
     def read(self, name: str) -> np.ndarray:
         return gguf_models.read_source(self.file, self._sources[name])

@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
+from sparkjax.weights.checkpoint import open_checkpoint
 from sparkjax.weights.errors import CheckpointError
 from sparkjax.weights.gguf import GGUFFile
 from sparkjax.weights.gguf_models import Add, PermuteRows, describe, read_source
@@ -241,3 +242,12 @@ def test_missing_unknown_and_misshapen_tensors(tmp_path):
         opened = convert(tmp_path / "d.gguf", "llama", random_weights("llama"))
         opened.metadata["general.architecture"] = "mamba"
         describe(opened)
+
+
+def test_a_type_without_a_decoder_is_named(tmp_path):
+    weights = random_weights("llama")
+    name = "model.layers.0.mlp.up_proj.weight"
+    convert(tmp_path / "a.gguf", "llama", weights | {name: weights[name].astype(np.int8)})
+    checkpoint = open_checkpoint(tmp_path / "a.gguf")
+    with pytest.raises(CheckpointError, match=r"a.gguf: tensor 'blk.0.ffn_up.weight'.*I8.*allowed: Q4_0"):
+        checkpoint.weight(name)

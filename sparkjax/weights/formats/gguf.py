@@ -83,7 +83,7 @@ class GGUFTensor(QuantizedTensor):
         return take_rows(self, ids, dtype)
 
 
-def gguf_tensor(blocks: jax.Array, kind: str) -> GGUFTensor:
+def gguf_tensor(blocks: Plane, kind: str) -> GGUFTensor:
     """A checked GGUFTensor.
 
     Raises:
