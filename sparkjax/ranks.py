@@ -327,7 +327,7 @@ def run(config: Config) -> int:
     """Serves as one rank. Ends the process: threads of a transport must not hold it."""
     from jax.errors import JaxRuntimeError
 
-    from .serve import StartupError, start, take_port
+    from .serve import StartupError, check_keys, serve_engine, start, take_port
 
     started = time.monotonic()
     session: Session | None = None
@@ -335,10 +335,16 @@ def run(config: Config) -> int:
     try:
         rank = roster.own_rank(config.mesh.peers, config.mesh.rank)
         if rank == 0:
+            check_keys(config.http.api_keys)
             sock = take_port(config.http.host, config.http.port)
         session = Session.join(config)
         session.open_transport()
         model, engine = start(config, session)
+        front: tuple[Any, Any] = (None, None)
+        if rank == 0:  # what keeps clients from being served keeps the world from being ready
+            front = serve_engine(
+                config, model, engine, explain=session.explain, ranks=session.world.states
+            )
         session.ready()
         log.info("rank %d is ready after %.1f s", rank, time.monotonic() - started)
     except (
@@ -358,19 +364,15 @@ def run(config: Config) -> int:
         time.sleep(0.2)  # the last words are on their way
         leave(RELEASED if elsewhere and session is not None and session.rank else STARTUP_ERROR)
     if session.rank == 0:
-        leave(_serve(config, session, model, engine, sock))
+        leave(_serve(config, session, *front, sock))
     leave(_follow(session, engine))
 
 
-def _serve(config: Config, session: Session, model: Any, engine: Any, sock: Any) -> int:
+def _serve(config: Config, session: Session, served: Any, service: Any, sock: Any) -> int:
     """Rank 0: the API over the engine, until a signal or a failure."""
     from .api.server import serve_forever
-    from .serve import serve_engine
 
     world = session.world
-    served, service = serve_engine(
-        config, model, engine, explain=session.explain, ranks=session.world.states
-    )
 
     def failed(reason: str) -> None:
         session._failed(reason)

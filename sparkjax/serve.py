@@ -36,6 +36,7 @@ def run(config: Config) -> int:
 
         return run_rank(config)
     try:
+        check_keys(config.http.api_keys)
         with take_port(config.http.host, config.http.port) as sock:
             model, engine = start(config)
             served, service = serve_engine(config, model, engine)
@@ -177,21 +178,36 @@ def crash_log(
         return publish, None
     from . import __version__
     from .config import digest
-    from .engine.journal import JournalWriter
+    from .engine.journal import JournalError, JournalWriter
     from .engine.records import Settings
 
+    path = config.engine.journal + ("" if session is None else f".rank{session.rank}")
     try:
-        path = config.engine.journal + ("" if session is None else f".rank{session.rank}")
         writer = JournalWriter(path)
         writer.write(Settings(__version__, limits, {"config": digest(config)}))
     except OSError as error:
         raise StartupError(f"engine.journal {config.engine.journal}: {error.strerror}") from error
+    except JournalError as error:
+        raise StartupError(f"engine.journal {path}: {error}; move it away, or name another") from error
 
     def record(tick: Any) -> None:
         writer.write(tick)
         publish(tick)
 
     return record, writer.write
+
+
+def check_keys(path: str | None) -> None:
+    """Raises StartupError unless a file of API keys can be used, before minutes of loading."""
+    from .api.keys import Keys
+
+    try:
+        if path is not None:
+            Keys.read(path)
+    except OSError as error:
+        raise StartupError(f"http.api_keys {path}: {error.strerror}") from error
+    except ValueError as error:  # not UTF-8, too
+        raise StartupError(f"http.api_keys: {error}") from error
 
 
 def take_port(host: str, port: int) -> socket.socket:

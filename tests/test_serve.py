@@ -1,0 +1,37 @@
+"""A start that cannot work says what to change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparkjax import config, serve
+from sparkjax.engine.journal import read_journal
+from sparkjax.engine.records import Limits
+from sparkjax.serve import StartupError
+
+LIMITS = Limits(1, 1, 1, 1, 1, (1,), (1,))
+
+
+def test_a_file_of_api_keys_is_looked_at_before_anything_is_loaded(tmp_path: Path, caplog, monkeypatch):
+    """Not after minutes of loading."""
+    monkeypatch.setattr(serve, "set_up_logging", lambda config: None)
+    empty, binary = tmp_path / "empty", tmp_path / "binary"
+    empty.write_text("# none\n")
+    binary.write_bytes(b"\xff\xfe")
+    for path, words in ((tmp_path / "none", "No such file"), (empty, "no API key"), (binary, "utf-8")):
+        given = config.load(None, [f"http.api_keys={path}", "model.path=/nonexistent"], {})
+        assert serve.run(given) == serve.STARTUP_ERROR
+        assert "http.api_keys" in caplog.messages[-1] and words in caplog.messages[-1]
+
+
+def test_a_journal_that_is_none_is_named(tmp_path: Path):
+    path = tmp_path / "log"
+    given = config.load(None, [f"engine.journal={path}"], {})
+    serve.crash_log(given, LIMITS)
+    assert len(read_journal(path).records) == 1
+    path.write_text("something that somebody wrote, and no journal")
+    with pytest.raises(StartupError, match=rf"engine.journal {path}: byte 0.*no journal.*name another"):
+        serve.crash_log(given, LIMITS)
+    assert path.read_text().startswith("something")
