@@ -162,6 +162,7 @@ class Agent:
         command = [*self._command, "--config", str(self.path)]
         if self.config.mesh.peers:
             command += ["--rank", str(child.rank)]
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # somebody may have emptied the cache
         with path.open("ab") as output:
             child.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
@@ -179,14 +180,21 @@ class Agent:
                     if child.code == 0:
                         child.wanted = False
                         continue
-                    lived = time.time() - child.started
-                    child.failures = 1 if lived > STEADY else child.failures + 1
-                    child.next_start = time.time() + min(2.0 ** (child.failures - 1), 30)
-                    if not self.config.mesh.restart:
-                        child.failures = MOST_FAILURES
+                    self._failed(child, time.time() - child.started)
                 due = time.time() >= child.next_start and child.failures < MOST_FAILURES
                 if child.wanted and not child.running and due:
-                    self._start(child)
+                    try:
+                        self._start(child)
+                    except OSError as error:  # a full disk must not end the agent: ranks run on
+                        log.error("rank %d cannot be started: %s", child.rank, error)
+                        self._failed(child, 0.0)
+
+    def _failed(self, child: Child, lived: float) -> None:
+        """Notes a failure, after so many seconds of life, and when the next start may come."""
+        child.failures = 1 if lived > STEADY else child.failures + 1
+        child.next_start = time.time() + min(2.0 ** (child.failures - 1), 30)
+        if not self.config.mesh.restart:
+            child.failures = MOST_FAILURES
 
     def _stop_all(self) -> None:
         with self._lock:
