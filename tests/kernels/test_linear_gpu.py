@@ -121,6 +121,16 @@ def test_each_member_of_a_mixed_stack_has_its_own_kernel():
         assert (first == expected).all()
 
 
+def test_rotations_keep_all_bits_of_a_float32():
+    # Operation by operation: inside of one program XLA may leave out the roundings.
+    rng = np.random.default_rng(4)
+    values = (rng.standard_normal((16, 128)) * np.exp2(rng.integers(-20, 20, (16, 1)))).astype("f4")
+    sign = exl3.hadamard()
+    found = rotated._times_signs(jnp.asarray(values), jnp.asarray(sign), interpret=False)
+    exactly = values.astype(np.float64) @ sign
+    assert (np.abs(found - exactly).max(1) < 1e-5 * np.abs(values).max(1)).all()
+
+
 @pytest.mark.parametrize("axis", [formats.COLS, pytest.param(formats.ROWS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["exl3 2 mcg", pytest.param("gguf Q4_K", marks=pytest.mark.slow)])
 def test_what_is_cut_inside_of_a_block(kind, axis):

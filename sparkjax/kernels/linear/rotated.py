@@ -171,12 +171,24 @@ def _scales(scale_ref: Any, member_ref: Any, rows: jax.Array, column: jax.Array)
 
 
 def _times_hadamard(values: jax.Array, interpret: bool) -> jax.Array:
-    """float32 [rows, 128] times H."""
+    """float32 [rows, 128] times H; products are exact."""
     place = jnp.arange(ROTATION, dtype=jnp.int32)
     both = place[:, None] & place[None, :]
     for by in (4, 2, 1):
         both = both ^ both >> by
     sign = (1 - 2 * (both & 1)).astype(jnp.float32)
-    # Products with +-1, exact in the three TF32 parts of a float32.
-    exact = pallas.precision(jnp.float32, interpret)
-    return pallas.dot(values, sign, exact) * jnp.float32(ROTATION**-0.5)
+    return _times_signs(values, sign, interpret) * jnp.float32(ROTATION**-0.5)
+
+
+def _times_signs(values: jax.Array, sign: jax.Array, interpret: bool) -> jax.Array:
+    """float32 [rows, n] times a float32 matrix of +-1."""
+    if interpret:
+        # XLA may leave out the roundings of what is below.
+        return pallas.dot(values, sign, pallas.precision(jnp.float32, True))
+    # A float32 is the sum of three bfloat16.
+    rest, total = values, jnp.zeros((values.shape[0], sign.shape[1]), jnp.float32)
+    for _ in range(3):
+        part = rest.astype(jnp.bfloat16)
+        total = total + pallas.dot(part, sign.astype(jnp.bfloat16))
+        rest = rest - part.astype(jnp.float32)
+    return total

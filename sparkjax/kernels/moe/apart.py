@@ -61,9 +61,10 @@ def project(
         bfloat16, in a rotated basis only to float16.
       w: [L, E, N, K], of formats that have `specs`.
       share: None, or float32 [T, k]: choices are weighted so and added.
+      dtype: of the result; sums are float32.
 
     Returns:
-      dtype [T * k, N]; with `share` [T, N]. A row's bits depend on nothing but the row and its
+      [T * k, N]; with `share` [T, N]. A row's bits depend on nothing but the row and its
       experts.
     """
     stacks = _stacks(w, layer)
