@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import ml_dtypes
@@ -261,3 +262,23 @@ def test_vectors_are_detected(case):
     key = next(k for k in wanted if case["format"].startswith(k))
     assert stored.format == wanted[key] and stored.problem is None
     assert set(stored.tensors) == set(facts)
+
+
+ZEROS = [
+    # (roles and shapes of a weight of 16 outputs and 64 inputs of 4 bits, the name, its wrong shapes)
+    ({"qweight": (8, 16), "scales": (2, 16)}, "qzeros", [(1, 2), (3, 2), (0, 2)], np.int32),
+    ({"weight_packed": (16, 8), "weight_scale": (16, 2)}, "weight_zero_point", [(1, 2), (3, 2), (2, 1)], np.int32),
+    ({"weight_packed": (16, 8), "weight_scale": (16, 2)}, "weight_zero_point", [(1, 2), (7, 2), (16, 1)], np.int8),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shapes, name, wrong, dtype", ZEROS, ids=["gptq", "packed", "unpacked"])
+def test_zero_points_of_another_shape_are_refused(shapes, name, wrong, dtype):
+    """Not when a first program is traced, and never read as something else."""
+    arrays = {n: np.ones(s, np.float16 if "scale" in n else np.int32) for n, s in shapes.items()}
+    arrays["weight_shape"] = np.array([16, 64])
+    for shape in wrong:
+        held = {f"m.{n}": a for n, a in (arrays | {name: np.zeros(shape, dtype)}).items()}
+        found = detect({n: (a.dtype, a.shape) for n, a in held.items()}, {"quantization_config": {"bits": 4}})
+        with pytest.raises(CheckpointError, match=rf"m.weight.*{re.escape(str(list(shape)))}"):
+            found["m.weight"].build(held.__getitem__)

@@ -193,6 +193,8 @@ def gptq_tensor(
     g = scales.shape[-2]
     if tuple(scales.shape) != (*lead, g, n):
         raise CheckpointError(f"scales are {list(scales.shape)}; the weight has {n} outputs")
+    if tuple(qzeros.shape[:-1]) != (*lead, g):
+        raise CheckpointError(f"qzeros are {list(qzeros.shape)}; there are {g} groups")
     across = qzeros.shape[-1]
     fits = [b for b in range(2, 9) if bits.words(n, b) == across and words * 32 // b > 0]
     if g_idx is not None:

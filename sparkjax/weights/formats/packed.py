@@ -188,19 +188,20 @@ def packed_tensor(
     width = max(widths, key=lambda b: (b in likely, cols * b % 32 == 0, b in (2, 4, 8), b))
     if scale.size == 1:
         scale = np.broadcast_to(scale.reshape(()), (*lead, n, 1))
+        if zero is not None and zero.size == 1 and zero.dtype == np.int8:
+            zero = np.broadcast_to(zero.reshape(()), (*lead, n, 1))
     if scale.ndim == packed.ndim - 1:
         scale = scale[..., None]
     if tuple(scale.shape[:-1]) != (*lead, n):
         raise CheckpointError(f"scales are {list(scale.shape)}; the weight has {n} rows")
     g = scale.shape[-1]
     if zero is not None:
-        if zero.dtype != np.int8 and zero.shape[-2] != bits.words(n, width):
+        down = n if zero.dtype == np.int8 else bits.words(n, width)
+        if tuple(zero.shape) != (*lead, down, g):
             raise CheckpointError(
-                f"zero points are {list(zero.shape)}; {n} rows of {width} bits need "
-                f"{bits.words(n, width)} words"
+                f"zero points are {zero.dtype} {list(zero.shape)}; {n} rows of {width} bits in {g} "
+                f"groups need {[*lead, down, g]}"
             )
-        if zero.shape[-1] != g:
-            raise CheckpointError(f"zero points are {list(zero.shape)}; there are {g} groups")
     if groups is not None:
         check_groups(groups, cols, g)
         groups = np.broadcast_to(groups.astype(np.int32), (*lead, 1, cols))
