@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -36,8 +37,13 @@ class Generator:
     """Generates with one model; keeps its caches and compiled programs between calls."""
 
     def __init__(self, model: Any, slots: int = 8, context: int | None = None):
-        self.model = model
-        self.engine = Engine(model, make_limits(model, slots=slots, context=context))
+        self.model, self._slots, self._context = model, slots, context
+
+    @functools.cached_property
+    def engine(self) -> Engine:
+        """Made when it is first needed, and anew where a run broke off."""
+        limits = make_limits(self.model, slots=self._slots, context=self._context)
+        return Engine(self.model, limits)
 
     def run(self, submits: list[Submit]) -> Iterator[list[Event]]:
         """Runs requests to their ends, a list of events a tick."""
@@ -82,9 +88,13 @@ class Generator:
                 raise ValueError(reason)
             submits.append(request)
         found: dict[int, list[Event]] = {s.id: [] for s in submits}
-        for events in self.run(submits):
-            for event in events:
-                found[event.id].append(event)
+        try:
+            for events in self.run(submits):
+                for event in events:
+                    found[event.id].append(event)
+        except BaseException:  # ctrl-c: requests of this call are in it, perhaps half of a tick
+            self.__dict__.pop("engine", None)
+            raise
         return [self._join(found[s.id]) for s in submits]
 
     def _join(self, events: list[Event]) -> Generation:

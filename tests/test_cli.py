@@ -264,6 +264,8 @@ def test_generate_and_score_use_the_library(cli, monkeypatch, tmp_path):
     assert "mean -0.5000" in cli("score", "abc", "-m", tmp_path).output
     assert loads[:2] == [(str(tmp_path), None), (str(tmp_path), "bfloat16")]
     assert cli("score", "abc").exit_code == 1
+    short = cli("score", "a", "-m", tmp_path)
+    assert short.exit_code == 1 and "at least 2 are needed" in short.stderr
 
 
 # --- the client of a running server

@@ -136,6 +136,8 @@ def score(
     with show.plain_errors():
         loaded = _library_model(config, model, dtype)
         tokens = loaded.encode(_text(text))
+        if len(tokens) < 2:
+            show.fail(f"the text has {len(tokens)} tokens; at least 2 are needed: the first follows nothing")
         texts = [loaded.tokenizer.token_text(token) for token in tokens]
         show.scored(tokens, texts, loaded.score(tokens), as_json)
 

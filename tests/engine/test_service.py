@@ -1,18 +1,21 @@
-"""The engine's thread: what it takes into a tick."""
+"""Who drives the engine: the service's thread, and the caller of a library call."""
 
 from __future__ import annotations
 
 import time
+import types
 from typing import Any
 
 import pytest
 
+from sparkjax import generate
 from sparkjax.engine import service as services
 from sparkjax.engine.journal import MAX_FRAME, encode
 from sparkjax.engine.plan import Event
 from sparkjax.engine.records import Grammar, Sampling, Submit, Tick
 from sparkjax.engine.service import EngineService
-from tests.api.fake_engine import FakeCore
+from tests.api import toy
+from tests.api.fake_engine import LIMITS, FakeCore, speak
 
 
 def test_a_tick_holds_a_bounded_amount_of_new_requests(monkeypatch):
@@ -52,3 +55,23 @@ def test_a_tick_holds_a_bounded_amount_of_new_requests(monkeypatch):
 def test_what_a_request_takes_is_not_underestimated(request_):
     size = len(encode(Tick(0, (request_,))))
     assert size <= services._bytes(request_) < MAX_FRAME // 2
+
+
+def test_a_library_call_that_is_interrupted_leaves_nothing_behind(monkeypatch):
+    """Ctrl-c in a notebook, then the next cell."""
+    made = []
+
+    def engine(model: Any, limits: Any) -> FakeCore:
+        made.append(FakeCore(limits, speak("ab")))
+        return made[-1]
+
+    monkeypatch.setattr(generate, "Engine", engine)
+    monkeypatch.setattr(generate, "make_limits", lambda model, **sizes: LIMITS)
+    model = types.SimpleNamespace(config=types.SimpleNamespace(eos=(toy.END,)), has_tokenizer=False)
+    generator = generate.Generator(model)
+    wanted = generator.generate([[1, 2]])
+    assert generator.generate([[1, 2]]) == wanted and len(made) == 1
+    made[0].crash = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        generator.generate([[1, 2]])
+    assert generator.generate([[1, 2]]) == wanted and len(made) == 2
