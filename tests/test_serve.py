@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkjax import config, serve
+from sparkjax import config, ranks, serve
 from sparkjax.engine.journal import read_journal
 from sparkjax.engine.records import Limits
 from sparkjax.serve import StartupError
@@ -35,3 +35,39 @@ def test_a_journal_that_is_none_is_named(tmp_path: Path):
     with pytest.raises(StartupError, match=rf"engine.journal {path}: byte 0.*no journal.*name another"):
         serve.crash_log(given, LIMITS)
     assert path.read_text().startswith("something")
+
+
+def test_rank_0_is_ready_only_when_it_can_answer(monkeypatch, caplog):
+    """A broken chat template ends the start of all ranks, and says so to them."""
+    told: list[str] = []
+
+    class World:
+        failure = None
+        states = None
+        fail = staticmethod(told.append)
+
+    class Session:
+        rank, world, explain = 0, World, None
+
+        def open_transport(self) -> None:
+            pass
+
+        def ready(self) -> None:
+            raise AssertionError("not ready at all")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise StartupError("chat_template.jinja: line 1: no template")
+
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(ranks.Session, "join", lambda given: Session())
+    monkeypatch.setattr(serve, "start", lambda *_: (None, None))
+    monkeypatch.setattr(serve, "serve_engine", refuse)
+    monkeypatch.setattr(ranks, "leave", leave)
+    peers = ["mesh.peers=127.0.0.1:1,127.0.0.1:2", "mesh.rank=0", "mesh.tensor_parallel=2"]
+    with pytest.raises(SystemExit) as ended:
+        ranks.run(config.load(None, [*peers, "http.port=0"], {}))
+    assert ended.value.code == serve.STARTUP_ERROR
+    assert told == ["rank 0 cannot start: chat_template.jinja: line 1: no template"]
+    assert caplog.messages[-1] == "chat_template.jinja: line 1: no template"
