@@ -22,9 +22,12 @@ from .options import Options
 from .prompts import Prompt
 from .reply import Reply
 from .served import ServedModel
+from .translate import Translation
 from .wire import Whole
 
 MOST_PAIRS = 1024
+NAMES = Translation({}, {"prompt": "text_2"})
+"""Both texts are one prompt to the engine."""
 GREEDY = Options(Sampling(), 0, 1, (), (), False, False, False, prompt_logprobs=1)
 """Nothing is generated; of each prompt token the likeliest one is told beside it."""
 
@@ -143,5 +146,6 @@ async def score(desk: Desk, request: Request) -> Response:
         return work, pairs
 
     return ScoreReply(
-        front, prepare, id_prefix="score-", arrived=arrived, silence=desk.http.keep_alive_seconds
-    )
+        front, prepare, id_prefix="score-", arrived=arrived, silence=desk.http.keep_alive_seconds,
+        named=NAMES.named,
+    )  # fmt: skip

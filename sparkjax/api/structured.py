@@ -12,6 +12,7 @@ import json
 import logging
 import re
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -161,9 +162,9 @@ async def grammar_of(front: Front, constraint: Constraint | None) -> Grammar | N
     if constraint.within is not None:
         await grammar_of(front, constraint.within)
     try:
-        made = await asyncio.wrap_future(front.judge.source(constraint.wanted))
+        made = await _result(front.judge.source(constraint.wanted))
         grammar = Grammar(made.text, constraint.after)
-        await asyncio.wrap_future(front.engine.prepare(grammar))
+        await _result(front.engine.prepare(grammar))
     except SchemaError as error:
         base = "tools" if constraint.wanted.kind == "calls" else constraint.param
         param = ".".join(part for part in (base, error.path) if part)
@@ -175,6 +176,11 @@ async def grammar_of(front: Front, constraint: Constraint | None) -> Grammar | N
     if made.left_out:
         log.warning("%s: not enforced: %s", constraint.param, ", ".join(made.left_out))
     return grammar
+
+
+async def _result(future: Future[Any]) -> Any:
+    """What another thread makes. A client that leaves does not cancel it: others may wait for the same."""
+    return await asyncio.shield(asyncio.wrap_future(future))
 
 
 # The fields.

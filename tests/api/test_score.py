@@ -39,7 +39,7 @@ def test_the_first_token_of_all_has_no_score(api):
         ({"text_1": [5]}, "text_1[0]"),
         ({"text_2": ["a", ""]}, "text_2[1]"),
         ({"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_2"),
-        ({"text_2": "x" * 2000}, "prompt"),
+        ({"text_2": "x" * 2000}, "text_2"),
         ({"model": None}, "model"),
     ],
 )

@@ -6,9 +6,13 @@ import asyncio
 import dataclasses
 import json
 import time
+import types
+from concurrent.futures import Future
 
 import pytest
 
+from sparkjax.api import structured
+from sparkjax.structured.sources import Source, Wanted
 from sparkjax.text.template import ChatTemplate
 
 from . import toy
@@ -138,6 +142,33 @@ def test_a_background_response_follows_its_constraint(shared):
     assert shared.engine.submitted[-1].grammar is not None
     form["schema"]["type"] = "bogus"
     refused(shared.post("/v1/responses", body), 400, "text.format.schema.type", "unsupported_schema")
+
+
+def test_a_client_that_leaves_cancels_no_grammar():
+    """Another one may wait for the same, and the judge counts those that wait."""
+    judged: Future[Source] = Future()
+    compiled: Future[None] = Future()
+    front = types.SimpleNamespace(
+        judge=types.SimpleNamespace(source=lambda wanted: judged),
+        engine=types.SimpleNamespace(prepare=lambda grammar: compiled),
+    )
+    constraint = structured.Constraint(Wanted("regex", "a"), "guided_regex")
+
+    async def two() -> None:
+        for pending, result in ((judged, Source("start: /a/")), (compiled, None)):
+            stays = asyncio.create_task(structured.grammar_of(front, constraint))
+            leaves = asyncio.create_task(structured.grammar_of(front, constraint))
+            await asyncio.sleep(0.01)
+            leaves.cancel()
+            await asyncio.wait([leaves])
+            assert not pending.cancelled()
+            pending.set_result(result)
+            if pending is compiled:
+                assert (await stays).source == "start: /a/"
+            else:
+                stays.cancel()
+
+    asyncio.run(two())
 
 
 def test_half_a_surrogate_pair_is_no_text(shared):
