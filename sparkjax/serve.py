@@ -211,7 +211,8 @@ def check_keys(path: str | None) -> None:
 
 
 def take_port(host: str, port: int) -> socket.socket:
-    """A bound socket, so that a taken port is found before minutes of loading.
+    """A bound socket, so that a taken port is found before minutes of loading; also one that another
+    server has taken and does not listen at yet.
 
     Raises:
       StartupError: the address cannot be bound.
@@ -221,6 +222,8 @@ def take_port(host: str, port: int) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host, port))
+        # Whoever binds with this option may share a port until somebody listens. `api.server` sets it again.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except OSError as error:
         sock.close()
         raise StartupError(

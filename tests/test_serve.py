@@ -26,6 +26,14 @@ def test_a_file_of_api_keys_is_looked_at_before_anything_is_loaded(tmp_path: Pat
         assert "http.api_keys" in caplog.messages[-1] and words in caplog.messages[-1]
 
 
+def test_a_port_is_taken_by_one_server():
+    with serve.take_port("127.0.0.1", 0) as sock:
+        port = sock.getsockname()[1]
+        with pytest.raises(StartupError, match=rf"http.port {port} cannot be used"):
+            serve.take_port("127.0.0.1", port)
+    serve.take_port("127.0.0.1", port).close()
+
+
 def test_a_journal_that_is_none_is_named(tmp_path: Path):
     path = tmp_path / "log"
     given = config.load(None, [f"engine.journal={path}"], {})

@@ -64,6 +64,8 @@ def run(
     Args:
       watchdog_seconds: without progress under load before the engine is declared dead.
     """
+    # Connections of a server before this one may not have quite ended.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     host, port = sock.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     server = _Server(uvicorn_config(app, http, timeout_graceful_shutdown=int(GRACE)))
