@@ -389,6 +389,16 @@ async def settled(client, id: str) -> dict[str, Any]:
     raise AssertionError(body)
 
 
+def test_a_conversation_goes_on_without_a_call_that_was_cut():
+    stream = ResponseStream("k", 0, "toy", {})
+    stream.push([ContentDelta("Hm."), ToolCallStart(0, "call_a", "f"), ToolArgumentsDelta(0, "{}")])
+    stream.push([ToolCallEnd(0), ToolCallStart(1, "call_b", "f"), ToolArgumentsDelta(1, '{"a": "x')])
+    stream.end("length", Usage(1, 1, 0))
+    said = Stored("", (), stream).conversation
+    assert [item.get("call_id") for item in said] == [None, "call_a"]
+    assert [item["status"] for item in stream.output] == ["completed", "completed", "incomplete"]
+
+
 def test_a_background_response_goes_on_alone(api):
     async def scenario(client):
         made = await client.post("/v1/responses", json={"model": "toy", "input": "hi", "background": True})

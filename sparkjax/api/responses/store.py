@@ -17,6 +17,7 @@ from ..errors import ApiError, show
 from .stream import ResponseStream
 
 Json = dict[str, Any]
+WORDS = ("message", "reasoning")
 
 
 @dataclasses.dataclass(eq=False)
@@ -42,8 +43,10 @@ class Stored:
 
     @property
     def conversation(self) -> tuple[Json, ...]:
-        """The items that a next request continues from."""
-        return (*self.items, *self.stream.output)
+        """The items that a next request continues from. A call that was cut is none of them: its
+        arguments are no JSON, and nobody can answer it."""
+        said = [i for i in self.stream.output if i["type"] in WORDS or i["status"] != "incomplete"]
+        return (*self.items, *said)
 
     @property
     def running(self) -> bool:
