@@ -7,7 +7,8 @@ published layout of GLM-5.3-Flash FP8: three dense layers and one sparse one, wi
 Every measurement is a process of its own, after its files have been dropped from the page cache:
 
 - the reference reads the files from first to last byte with O_DIRECT, as many reads at a time as
-  the loader uses, into one buffer a thread;
+  the loader uses, into one buffer a thread, so that nothing is kept; a second one keeps what it reads
+  in fresh memory, which on some virtual machines takes longer than reading;
 - "all" is `load_params` for the last rank of 1, 2 and 4; "rows" and "columns" read only the
   parameters that are cut along that axis;
 - before each, as much memory as it will fill is touched and let go (see `settle`);
@@ -15,7 +16,7 @@ Every measurement is a process of its own, after its files have been dropped fro
 
 Rates are those of the reading; "seconds" has opening and planning in it too. They count the bytes of
 the 4,096-byte pages that the wanted bytes lie in. Prints one JSON receipt:
-medians over the rounds of rates and of their ratios to the reference read that came right before,
+medians over the rounds of rates and of their ratios to the reference reads that came right before,
 and the largest peak of resident memory above the bytes of the share.
 """
 
@@ -132,22 +133,30 @@ def drop(files: list[Path]) -> None:
         os.close(fd)
 
 
-def read_all(files: list[Path], parallel: int) -> dict[str, float]:
-    """The reference."""
+def read_all(files: list[Path], parallel: int, keep: bool) -> dict[str, float]:
+    """A reference; `keep` what is read or not."""
     from sparkjax.weights import direct
 
     jobs = []
     for file in files:
         fd, size = os.open(file, os.O_RDONLY | os.O_DIRECT), file.stat().st_size
         jobs += [(fd, at, min(at + direct.CHUNK, size)) for at in range(0, size, direct.CHUNK)]
-    buffers = [direct.pages(direct.CHUNK, reused=True) for _ in range(parallel)]
-    for buffer in buffers:
-        buffer[:] = 1
+    if keep:
+        settle(len(jobs) * direct.CHUNK)
+        memory = direct.pages(len(jobs) * direct.CHUNK)
+        buffers = [memory[i * direct.CHUNK :][: direct.CHUNK] for i in range(len(jobs))]
+    else:
+        buffers = [direct.pages(direct.CHUNK, reused=True) for _ in range(parallel)]
+        for buffer in buffers:
+            buffer[:] = 1
 
     def one(job: tuple[int, int, int]) -> int:
         buffer = buffers.pop()
+        if keep:
+            direct.populate(buffer)
         direct.read_at(job[0], buffer, job[1], job[2])
-        buffers.append(buffer)
+        if not keep:
+            buffers.append(buffer)
         return job[2] - job[1]
 
     started = time.perf_counter()
@@ -258,23 +267,27 @@ def child(*arguments: Any) -> dict:
 
 def measure(folder: Path, files: list[Path], parallel: int, rounds: int, *what: Any) -> dict:
     """A load in turns with the reference."""
-    rates, ratios, peaks = [], [], []
+    rates, peaks = [], []
+    ratios: dict[str, list[float]] = {"read": [], "keep": []}
     for _ in range(rounds):
-        drop(files)
-        reference = child("read", parallel, *files)
+        references = {}
+        for kind in ratios:
+            drop(files)
+            references[kind] = child(kind, parallel, *files)
         drop(files)
         found = child("load", parallel, folder, *what)
-        rate = found["touched_bytes"] / found["reading_seconds"] / 1e9
-        rates.append(rate)
-        ratios.append(rate / (reference["bytes"] / reference["seconds"] / 1e9))
+        rates.append(found["touched_bytes"] / found["reading_seconds"] / 1e9)
+        for kind, reference in references.items():
+            ratios[kind].append(rates[-1] / (reference["bytes"] / reference["seconds"] / 1e9))
         peaks.append(found["above_share"])
     return {
         "share_gb": round(found["share_bytes"] / 1e9, 3),
         "touched_gb": round(found["touched_bytes"] / 1e9, 3),
         "seconds": round(found["seconds"], 2),
         "gb_per_s": round(statistics.median(rates), 3),
-        "ratio": round(statistics.median(ratios), 3),
-        "ratios": [round(r, 3) for r in ratios],
+        "ratio": round(statistics.median(ratios["read"]), 3),
+        "ratio_kept": round(statistics.median(ratios["keep"]), 3),
+        "ratios": {kind: [round(r, 3) for r in each] for kind, each in ratios.items()},
         "peak_above_share_gib": round(max(peaks) / 2**30, 3),
     }
 
@@ -282,8 +295,8 @@ def measure(folder: Path, files: list[Path], parallel: int, rounds: int, *what: 
 def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         kind, parallel, *rest = sys.argv[2:]
-        if kind == "read":
-            print(json.dumps(read_all([Path(p) for p in rest], int(parallel))))
+        if kind in ("read", "keep"):
+            print(json.dumps(read_all([Path(p) for p in rest], int(parallel), kind == "keep")))
         else:
             folder, ranks, axis, images = rest
             place = None if images == "-" else Path(images)
