@@ -26,6 +26,7 @@ from typing import Any
 
 from .config import Config, ConfigError, load
 from .mesh.world import roster
+from .mesh.world.door import STRANGERS, admit
 from .mesh.world.messages import Answer, Ask
 from .mesh.world.wire import Channel, WireError
 
@@ -139,12 +140,12 @@ class Agent:
         where = roster.Address(self.host, self.config.mesh.agent_port)
         try:
             door.bind(where)
-            door.listen(16)
+            door.listen(STRANGERS)
         except OSError as error:
             door.close()
             raise AgentError(f"mesh.agent_port: {where}: {error.strerror}") from error
         log.info("agent of rank %s at %s", ", ".join(map(str, self.children)), where)
-        threading.Thread(target=self._accept, args=(door,), daemon=True).start()
+        threading.Thread(target=admit, args=(door, self._serve), daemon=True).start()
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: self._quit.set())
@@ -291,27 +292,6 @@ class Agent:
         return found
 
     # --- The door -----------------------------------------------------------------------------------
-
-    def _accept(self, door: socket.socket) -> None:
-        strangers = threading.BoundedSemaphore(16)
-        while True:
-            try:
-                sock, _ = door.accept()
-            except OSError:
-                return
-            if not strangers.acquire(blocking=False):
-                sock.close()
-                continue
-
-            def serve(sock: socket.socket = sock) -> None:
-                try:
-                    self._serve(sock)
-                except (WireError, OSError) as error:
-                    log.debug("a stranger: %s", error)
-                finally:
-                    strangers.release()
-
-            threading.Thread(target=serve, daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
         channel = Channel(sock, self.secret, server=True, seconds=5.0)

@@ -35,7 +35,7 @@ def parse(peer: str) -> Address:
         colon, port = rest[:1], rest[1:]
     elif peer.count(":") <= 1:
         host, colon, port = peer.partition(":")
-    if colon and not (port.isdigit() and 0 < int(port) < 65536):
+    if colon and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise RosterError(f"mesh.peers: {peer!r} has no port from 1 to 65535")
     if not host or host in ("0.0.0.0", "::"):
         raise RosterError(f"mesh.peers: {peer!r} names no one host")

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from .door import STRANGERS, admit
 from .messages import (
     Arrived,
     Beat,
@@ -40,8 +41,6 @@ log = logging.getLogger(__name__)
 
 BEAT = 0.5
 """Seconds between two signs of life."""
-STRANGERS = 16
-"""Connections that have not said who they are, at a time."""
 GREETING = 5.0
 """Seconds that a connection has to say who it is."""
 FAREWELL = 1.0
@@ -148,7 +147,8 @@ class World:
             door.listen(STRANGERS)
         except OSError as error:
             raise WorldError(f"mesh.peers: cannot listen on {address}: {error.strerror}") from error
-        self._start(self._accept, "world door", door, secret)
+        # For as long as the world lives: a late or false one is refused.
+        self._start(admit, "world door", door, lambda sock: self._greet(sock, secret))
         self._start(self._watch, "world watch")
         until = time.monotonic() + join
         told = time.monotonic()
@@ -163,28 +163,6 @@ class World:
                     told = time.monotonic()
                     log.info("waiting for rank %s", ", ".join(map(str, missing)))
             self.stage = "formed"
-
-    def _accept(self, door: socket.socket, secret: bytes) -> None:
-        """Takes connections for as long as the world lives; a late or false one is refused."""
-        strangers = threading.BoundedSemaphore(STRANGERS)
-        while True:
-            try:
-                sock, where = door.accept()
-            except OSError:
-                return
-            if not strangers.acquire(blocking=False):
-                sock.close()
-                continue
-
-            def greet(sock: socket.socket = sock, where: tuple = where) -> None:
-                try:
-                    self._greet(sock, secret)
-                except (WireError, ValueError, OSError) as error:
-                    log.debug("a stranger from %s: %s", where[0], error)
-                finally:
-                    strangers.release()
-
-            self._start(greet, "stranger")
 
     def _greet(self, sock: socket.socket, secret: bytes) -> None:
         channel = Channel(sock, secret, server=True, seconds=GREETING)
