@@ -194,6 +194,20 @@ def test_who_does_not_come_is_named():
         World.form(places(2), 1, SECRET, join=0.3)
 
 
+def test_who_came_hears_who_did_not():
+    at = places(3)
+
+    def one(rank: int) -> None:
+        world = World.form(at, rank, SECRET, join=3)
+        try:
+            world.exchange("compare")
+        finally:
+            world.close()
+
+    missing = "rank 2 did not come in 3 s"
+    assert [missing in str(error) for error in together(one, 2)] == [True, True]
+
+
 def test_a_late_or_double_rank_is_refused_and_told_why(form):
     worlds = form(2)
     address = Address("127.0.0.1", worlds[0].port)

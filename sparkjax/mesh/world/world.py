@@ -128,7 +128,9 @@ class World:
                 world._listen(addresses[0], secret, join)
             else:
                 world._connect(addresses, secret, join)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, WorldError):
+                world.fail(str(error))  # those that came hear who did not
             world.close()
             raise
         return world
