@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 import quick
+from jax.experimental.compilation_cache import compilation_cache
 
 from sparkjax import config
 
@@ -66,8 +67,11 @@ def smollm2_path() -> Path:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Programs are compiled without most optimisations, in half the time; those of tests marked
-    slow as production does. Before fixtures are set up, since they compile too."""
-    jax.config.update(
-        "jax_disable_most_optimizations", item.get_closest_marker("slow") is None
-    )
+    """How the test's programs compile; before fixtures are set up, since they compile too."""
+    slow, gb10 = (item.get_closest_marker(name) is not None for name in ("slow", "gb10"))
+    # Slow tests, and those that judge what the compiler makes, compile as production does.
+    jax.config.update("jax_disable_most_optimizations", not (slow or gb10))
+    # What is compiled for a machine that is not here can be stored, but not loaded again.
+    if jax.config.jax_enable_compilation_cache == gb10:
+        jax.config.update("jax_enable_compilation_cache", not gb10)
+        compilation_cache.reset_cache()  # it asks for the setting once
