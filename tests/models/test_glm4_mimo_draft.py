@@ -14,7 +14,11 @@ from sparkjax.models import cache as caches
 from sparkjax.models.batch import Batch
 from sparkjax.prediction import Predictor
 
-CASES = [("glm4_moe", 0), ("mimo_v2_flash", 0), ("mimo_v2", 1)]
+CASES = [
+    ("glm4_moe", 0),
+    pytest.param("mimo_v2_flash", 0, marks=pytest.mark.slow),
+    ("mimo_v2", 1),
+]
 PAGES, SIZE, BACK = 8, 16, 3
 CLOSE = 1e-5
 

@@ -36,7 +36,7 @@ KINDS = ("glm5_next", "deepseek_v4", "qwen4_exp", "flint")
 several properties."""
 DEFAULT = {
     "pieces": KINDS,
-    "decode": KINDS,
+    "decode": ("glm5_next", "qwen4_exp", "flint"),
     "company": KINDS,
     "snapshot": KINDS,
     "rollback": KINDS,

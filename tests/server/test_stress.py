@@ -100,7 +100,7 @@ def settled(server: Any, seconds: float) -> dict[str, float]:
             return metrics
 
 
-@pytest.mark.parametrize("count, rounds", [(60, 1), pytest.param(200, 3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count, rounds", [(30, 1), pytest.param(200, 3, marks=pytest.mark.slow)])
 def test_company_disconnects_and_stops_change_nothing(server, count: int, rounds: int):
     rng = random.Random(count)
     model = server.model
