@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..kernels.linear import linear_float32
 from ..mesh.context import Context
 from ..mesh.units import grouped_heads
 from . import cache as caches
@@ -23,7 +24,7 @@ from .family import Output
 from .layers.attention import Heads, attention, declare_attention, declare_kv, declare_sinks
 from .layers.head import declare_vocabulary, embed_tokens, vocabulary_logits
 from .layers.mlp import declare_mlp, mlp
-from .layers.moe import declare_experts, route_noaux, routed, router_logits
+from .layers.moe import declare_experts, route_noaux, routed
 from .layers.norm import rms_norm
 from .layers.rope import Rope, angles, read_rope
 from .layers.shared_moe import DENSE, SPARSE
@@ -193,7 +194,7 @@ def _moe(
     y: jax.Array, p: Any, at: Any, config: Config, batch: Batch, context: Context
 ) -> jax.Array:
     """sum_e w_e expert_e(y) + shared(y): the k largest of s = sigmoid(W y), w = s / sum s."""
-    scores = jax.nn.sigmoid(router_logits(y, p["gate"], at))
+    scores = jax.nn.sigmoid(linear_float32(y, p["gate"], at, context=context))
     ids, weights = route_noaux(scores, None, config.k, normalise=config.normalise, eps=0.0)
     out = routed(y, p["experts"], at, ids, weights, context=context)
     return context.all_reduce(out + mlp(y, p["shared"], at, batch, context, reduce=False))

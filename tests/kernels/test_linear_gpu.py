@@ -43,6 +43,15 @@ def test_equals_the_reference_interpreted(kind):
     assert weights.relative(y, exact(x, w, 1)) < TOLERANCE
 
 
+@pytest.mark.parametrize(("rows", "outputs"), [(3, 40), (3, 1), (80, 40)])
+def test_a_router_keeps_float32(rows, outputs):
+    """Products of bfloat16 are exact in float32; with more rows than decode has, too."""
+    w, x = weights.weight("bf16", (2,), outputs, 256), weights.rows(rows, 256)
+    y = jax.jit(lambda x, w: triton.linear(x, w, 1, dtype=jnp.float32, interpret=True))(x, w)
+    assert y.dtype == jnp.float32
+    np.testing.assert_allclose(y, reference.linear_float32(x, w, 1), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", [k for k in KINDS if k.values[0] != "bf16"])
 def test_panels_are_the_dequantized_weights(kind):
     w = weights.weight(kind, (2,), outputs(kind), 256)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from ...mesh.context import Context
 from ...weights.formats.mixed import Mixed
@@ -35,6 +36,18 @@ def linear(
         )
     function = choose("linear", context, reference.linear, IMPLEMENTATIONS, x, w)
     return function(x, w, layer, rows=rows)
+
+
+def linear_float32(x: jax.Array, w: Any, layer: Any = None, *, context: Context) -> jax.Array:
+    """float32 [..., N]: `linear` of operands and a result in float32, as routers want it.
+
+    On a GPU the kernel reads a stack in place, where XLA would copy each layer's matrix first; of
+    bfloat16 operands its products are exact too.
+    """
+    kernel = context.platform == "cuda" and context.kernel("linear") != "reference"
+    if kernel and triton.supports(x, w) is None:
+        return triton.linear(x, w, layer, dtype=jnp.float32)
+    return reference.linear_float32(x, w, layer)
 
 
 def linear_group(

@@ -33,6 +33,13 @@ def linear(x: jax.Array, w: Any, layer: Any = None, *, rows: jax.Array | None = 
     return y.astype(x.dtype)
 
 
+def linear_float32(x: jax.Array, w: Any, layer: Any = None) -> jax.Array:
+    """float32 [..., N]: `linear` with both operands in float32."""
+    matrix = formats.dequantize(w, layer, jnp.float32)
+    highest = jax.lax.Precision.HIGHEST
+    return jnp.einsum("...k,nk->...n", x.astype(jnp.float32), matrix, precision=highest)
+
+
 def embed(ids: jax.Array, w: Any) -> jax.Array:
     """Row ids[i] of the table, float32 (or the table's own float dtype)."""
     return formats.take_rows(w, ids)

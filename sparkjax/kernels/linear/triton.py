@@ -35,6 +35,7 @@ def linear(
     layer: Any = None,
     rows: jax.Array | None = None,
     *,
+    dtype: Any = jnp.bfloat16,
     tile: Tile | None = None,
     interpret: bool = False,
 ) -> jax.Array:
@@ -45,11 +46,12 @@ def linear(
       w: a weight that `supports` takes, [L, N, K] or [N, K].
       layer: int or int32 [], the index into L; None for a weight without an L axis.
       rows: not looked at.
+      dtype: of the result, bfloat16 or float32.
       tile: other sizes than those of the table.
       interpret: run on a CPU, slowly.
 
     Returns:
-      bfloat16 [..., N]. For up to `tuning.DECODE_ROWS` rows a row's bits depend on nothing but the
+      dtype [..., N]. For up to `tuning.DECODE_ROWS` rows a row's bits depend on nothing but the
       row and the weight.
 
     Raises:
@@ -64,7 +66,7 @@ def linear(
         index, inner = cover.places(w, member), w.inner
         if w.axis == COLS:
             flat = cover.spread(flat, index, inner.shape[COLS])
-        y = linear(flat, inner, layer, tile=tile, interpret=interpret)
+        y = linear(flat, inner, layer, dtype=dtype, tile=tile, interpret=interpret)
         y = y if w.axis == COLS else cover.taken(y, index)
         return y.reshape(*x.shape[:-1], w.rows)
     spec = spec_of(w)
@@ -75,12 +77,12 @@ def linear(
         assert planes.order is not None
         flat = flat[:, planes.order[member[0]]]
     if spec.code == "trellis":
-        y = _rotated(spec, flat, planes, member, tile, many, interpret)
+        y = _rotated(spec, flat, planes, member, tile, many, dtype, interpret)
     elif many:
-        y = panels.linear(spec, flat, planes, member, *tuning.many(spec), interpret)
+        y = panels.linear(spec, flat, planes, member, *tuning.many(spec), interpret, dtype)
     else:
         tile = tile or tuning.tile_for(spec, flat.shape[0])
-        y = launch(spec, flat, planes, member, tile, interpret)
+        y = launch(spec, flat, planes, member, tile, interpret, dtype=dtype)
     return y.reshape(*x.shape[:-1], spec.rows)
 
 
@@ -153,6 +155,7 @@ def _rotated(
     member: jax.Array,
     tile: Tile | None,
     many: bool,
+    dtype: Any,
     interpret: bool,
 ) -> jax.Array:
     """A weight in a rotated basis, see rotated.py."""
@@ -164,7 +167,7 @@ def _rotated(
     else:
         tile = tile or tuning.tile_for(whole, x.shape[0])
         parts = _parts(whole, x[None], planes, member, tile, jnp.float32, interpret)
-    return rotated.back(spec, parts, planes, member, most, jnp.bfloat16, interpret)
+    return rotated.back(spec, parts, planes, member, most, dtype, interpret)
 
 
 def launch(
@@ -175,15 +178,16 @@ def launch(
     tile: Tile,
     interpret: bool,
     groups: int = 1,
+    dtype: Any = jnp.bfloat16,
 ) -> jax.Array:
-    """[R, N] of x's dtype for up to `tuning.DECODE_ROWS` rows R.
+    """dtype [R, N] for up to `tuning.DECODE_ROWS` rows R.
 
     Args:
       x: [R * groups, K], a row's groups one after the other; group g meets the outputs g N / groups
         and on, and no tile's outputs belong to two groups.
     """
-    dtype = x.dtype if tile.splits == 1 else jnp.float32
-    parts = _parts(spec, by_field(x, spec), planes, member, tile, dtype, interpret, groups)
+    each = dtype if tile.splits == 1 else jnp.float32
+    parts = _parts(spec, by_field(x, spec), planes, member, tile, each, interpret, groups)
     if tile.splits == 1:
         return parts[0]
     total = in_order(parts)
@@ -191,7 +195,7 @@ def launch(
         assert planes.whole is not None
         scale = planes.whole[member[0]]
         total = total * scale if spec.whole == "times" else total / scale
-    return total.astype(x.dtype)
+    return total.astype(dtype)
 
 
 def _parts(

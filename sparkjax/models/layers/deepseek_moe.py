@@ -8,13 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ...kernels.linear import linear_float32
 from ...mesh.context import Context
 from ...mesh.units import channels
 from ..batch import Batch
 from ..config import ConfigReader
 from ..params import Dim, Param, spread
 from .mlp import mlp
-from .moe import declare_experts, route_noaux, routed, router_logits
+from .moe import declare_experts, route_noaux, routed
 from .shared_moe import Experts
 
 
@@ -98,7 +99,7 @@ def moe(
       at: this layer's place among all; `bias_at` among those with a bias, or `table_at` among the
         hashed ones.
     """
-    scores = jnp.sqrt(jax.nn.softplus(router_logits(x, p["gate"], at)))
+    scores = jnp.sqrt(jax.nn.softplus(linear_float32(x, p["gate"], at, context=context)))
     if table_at is None:
         bias = p["bias"][bias_at]
         ids, weights = route_noaux(scores, bias, experts.k, scale=experts.scale)

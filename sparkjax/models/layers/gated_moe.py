@@ -12,12 +12,13 @@ from typing import Any
 
 import jax
 
+from ...kernels.linear import linear_float32
 from ...mesh.context import Context
 from ..batch import Batch
 from ..config import ConfigReader
 from ..params import Dim, Param
 from .mlp import declare_mlp, mlp
-from .moe import declare_experts, route_softmax, routed, router_logits
+from .moe import declare_experts, route_softmax, routed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +71,9 @@ def gated_moe(
     x: jax.Array, p: dict[str, Any], at: Any, experts: GatedExperts, batch: Batch, context: Context
 ) -> jax.Array:
     """One layer over normalised x [B, Q, H]."""
-    logits = router_logits(x, p["gate"], at)
+    logits = linear_float32(x, p["gate"], at, context=context)
     ids, weights = route_softmax(logits, experts.k, experts.normalise)
     y = routed(x, p["experts"], at, ids, weights, context=context)
     shared = mlp(x, p["shared"], at, batch, context, reduce=False)
-    gate = jax.nn.sigmoid(router_logits(x, p["shared_gate"], at)).astype(x.dtype)
+    gate = jax.nn.sigmoid(linear_float32(x, p["shared_gate"], at, context=context)).astype(x.dtype)
     return context.all_reduce(y + gate * shared)

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from ...kernels import moe as moe_kernel
 from ...mesh.context import Context
 from ...mesh.units import channels
-from ...weights import formats
 from ..params import Dim, Param, Part, spread
 from .mlp import ACTIVATIONS
 
@@ -48,14 +47,6 @@ def declare_experts(
         "up": Param(up, (ffn, embed), layers, count, also=also["up"]),
         "down": Param(down, (embed, ffn), layers, count, also=also["down"]),
     }
-
-
-def router_logits(x: jax.Array, weight: Any, at: Any) -> jax.Array:
-    """float32 [..., E]: x against every expert's row, both operands in float32."""
-    w = formats.dequantize(weight, at, jnp.float32)
-    return jnp.einsum(
-        "...h,eh->...e", x.astype(jnp.float32), w, precision=jax.lax.Precision.HIGHEST
-    )
 
 
 def top_k(scores: jax.Array, k: int) -> jax.Array:

@@ -8,12 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ...kernels.linear import linear_float32
 from ...mesh.context import Context
 from ..batch import Batch
 from ..config import ConfigReader
 from ..params import Dim, Param
 from .mlp import declare_mlp, mlp
-from .moe import declare_experts, route_noaux, routed, router_logits
+from .moe import declare_experts, route_noaux, routed
 
 DENSE, SPARSE = "dense", "sparse"
 """Layers with a plain MLP, and layers with experts."""
@@ -109,7 +110,7 @@ def moe(
 ) -> jax.Array:
     """sum_e w_e expert_e(x) + shared(x), over normalised x [B, Q, H]; w from
     s = sigmoid(W x) in float32 as in `route_noaux`."""
-    scores = jax.nn.sigmoid(router_logits(x, p["gate"], at))
+    scores = jax.nn.sigmoid(linear_float32(x, p["gate"], at, context=context))
     ids, weights = route_noaux(
         scores,
         p["bias"][at].astype(jnp.float32),
