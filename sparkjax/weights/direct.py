@@ -35,8 +35,6 @@ CHUNK = (4 << 20) - 2 * PAGE
 LONG = 256 << 10
 """Runs of at least so many bytes are read by themselves; shorter ones together with the gaps
 between them, since a seek costs more than that."""
-STRAIGHT = 256 << 10
-"""Least bytes that are read to where they belong, see `straight`."""
 LARGE = 2 << 20
 """Bytes of a large page: a read into such memory reaches the disk in fewer requests."""
 DIRECT = getattr(os, "O_DIRECT", 0)
@@ -259,8 +257,14 @@ class Reader:
         fd, direct = self._descriptor(source)
         buffer = self._buffers.get()
         try:
-            if not (direct and aligned(target, view, begin) and straight(fd, buffer, target, begin)):
-                self._through(buffer, source, fd, target, view, first, last)
+            read_at(fd, buffer, first, last)
+            here = np.ndarray(view.shape, view.dtype, buffer.data, begin - first, view.strides)
+            populate(target)
+            copy(target, here)
+        except EOFError as error:
+            raise CheckpointError(f"{source.path}: {error}") from None
+        except OSError as error:
+            raise CheckpointError(f"{source.path}: cannot be read: {error.strerror}") from None
         finally:
             self._buffers.put(buffer)
         if not direct and hasattr(os, "posix_fadvise"):
@@ -268,27 +272,6 @@ class Reader:
         with self._lock:
             self.read += up(last) - first
         self.advance(target.nbytes)
-
-    def _through(
-        self,
-        buffer: np.ndarray,
-        source: Source,
-        fd: int,
-        target: np.ndarray,
-        view: np.ndarray,
-        first: int,
-        last: int,
-    ) -> None:
-        try:
-            read_at(fd, buffer, first, last)
-        except EOFError as error:
-            raise CheckpointError(f"{source.path}: {error}") from None
-        except OSError as error:
-            raise CheckpointError(f"{source.path}: cannot be read: {error.strerror}") from None
-        begin = view.ctypes.data - source.base
-        here = np.ndarray(view.shape, view.dtype, buffer.data, begin - first, view.strides)
-        populate(target)
-        copy(target, here)
 
     def _descriptor(self, source: Source) -> tuple[int, bool]:
         with self._lock:
@@ -300,45 +283,6 @@ class Reader:
                         f"{source.path}: cannot be read: {error.strerror}"
                     ) from None
             return self._open[source.base]
-
-
-def aligned(target: np.ndarray, view: np.ndarray, begin: int) -> bool:
-    """Whether a direct read can put the bytes of a view where they belong: both are one run, and lie
-    alike in their pages (`begin` is the view's offset in the file)."""
-    return (
-        target.nbytes >= STRAIGHT
-        and target.dtype == view.dtype
-        and target.flags.c_contiguous
-        and view.flags.c_contiguous
-        and (target.ctypes.data - begin) % PAGE == 0
-    )
-
-
-def straight(fd: int, buffer: np.ndarray, target: np.ndarray, begin: int) -> bool:
-    """Reads a file's bytes from `begin` on into their `aligned` target, without a copy but for the
-    pages at both ends, which go through the buffer.
-
-    Returns:
-      False if the read came short; what it has read then means nothing.
-    """
-    into, end = target.reshape(-1).view(np.uint8), begin + target.nbytes
-    head, tail = up(begin) - begin, end - down(end)
-    middle = into[head : into.size - tail]
-    populate(middle)
-    parts = [middle.data]
-    if head:
-        parts.insert(0, buffer.data[:PAGE])
-    if tail:
-        parts.append(buffer.data[PAGE : 2 * PAGE])
-    first = down(begin)
-    got = os.preadv(fd, parts, first)
-    if got < end - first:
-        return False
-    if head:
-        into[:head] = buffer[PAGE - head : PAGE]
-    if tail:
-        into[into.size - tail :] = buffer[PAGE : PAGE + tail]
-    return True
 
 
 def _buffer() -> np.ndarray:

@@ -1,6 +1,5 @@
 """Direct reads without a copy, at every place that bytes may have in their pages."""
 
-import os
 
 import numpy as np
 import pytest
@@ -35,22 +34,6 @@ def test_bytes_arrive_where_they_belong(file, begin, cut, data):
         reader.fill([(target, view)])
     assert np.array_equal(target, view) and sum(told) == view.nbytes
     assert (room[:shift] == 7).all() and (room[shift + view.nbytes :] == 7).all()
-
-
-def test_aligned_bytes_are_not_copied(file, monkeypatch):
-    path, mapped = file
-    straight, copied = [], []
-    real = direct.straight
-    monkeypatch.setattr(direct, "straight", lambda *a: straight.append(real(*a)) or straight[-1])
-    monkeypatch.setattr(direct, "copy", lambda *a: copied.append(a))
-    fd, has = direct.Source(path, mapped).open(True)
-    os.close(fd)
-    if not has:
-        pytest.skip("this file system has no direct reads")
-    with direct.Reader([(path, mapped)]) as reader:
-        target = direct.empty((SIZE,), np.uint8)
-        reader.fill([(target, mapped)])
-    assert np.array_equal(target, mapped) and straight == [True] and not copied
 
 
 def test_a_file_that_ends_early_is_named(tmp_path):
