@@ -198,13 +198,13 @@ def test_who_came_hears_who_did_not():
     at = places(3)
 
     def one(rank: int) -> None:
-        world = World.form(at, rank, SECRET, join=3)
+        world = World.form(at, rank, SECRET, join=6)
         try:
             world.exchange("compare")
         finally:
             world.close()
 
-    missing = "rank 2 did not come in 3 s"
+    missing = "rank 2 did not come in 6 s"
     assert [missing in str(error) for error in together(one, 2)] == [True, True]
 
 

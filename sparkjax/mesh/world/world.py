@@ -281,7 +281,7 @@ class World:
             decided = Decided(stage, decide(brought))
         except WorldError as error:
             decided = Decided(stage, b"", error.problems)
-        for peer in self._peers.values():
+        for peer in list(self._peers.values()):
             if decided.problems:
                 peer.left = True  # it will go, and rightly so
             self._send(peer, decided)
@@ -292,7 +292,7 @@ class World:
     def publish(self, frame: bytes) -> None:
         """Rank 0: one journal frame to every rank. Raises WorldError once the world has ended."""
         self._alive()
-        for peer in self._peers.values():
+        for peer in list(self._peers.values()):
             self._send(peer, Record(frame))
 
     def frames(self) -> Iterator[bytes]:
@@ -336,7 +336,7 @@ class World:
             if self.failure is not None:
                 return
             self.ended = True
-        for peer in self._peers.values():
+        for peer in list(self._peers.values()):
             with contextlib.suppress(WireError):
                 peer.channel.send(Bye())
 
@@ -347,7 +347,7 @@ class World:
             with contextlib.suppress(OSError):
                 door.shutdown(socket.SHUT_RDWR)
             door.close()
-        for peer in self._peers.values():
+        for peer in list(self._peers.values()):
             peer.channel.close()
 
     def states(self) -> list[tuple[int, str, str, int, float]]:
@@ -355,7 +355,7 @@ class World:
         now = time.monotonic()
         mine = (self.rank, f"rank {self.rank}", self.stage, self.applied, 0.0)
         return [mine] + [
-            (p.rank, p.name, p.stage, p.applied, now - p.heard) for p in self._peers.values()
+            (p.rank, p.name, p.stage, p.applied, now - p.heard) for p in list(self._peers.values())
         ]
 
     @property
