@@ -24,7 +24,7 @@ from . import admin, chat, completions, embeddings, prompts, score, tokens
 from .anthropic.routes import Messages, model_card
 from .deep import WeightCheck
 from .desk import Desk
-from .desk import json_response as _json
+from .encoding import json_response as _json
 from .engine import EngineService
 from .errors import ApiError, show
 from .front import Front

@@ -7,7 +7,6 @@ import secrets
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from . import body, chat
 from .encoding import encode
@@ -63,8 +62,3 @@ class Desk:
             return chat.parse(translation.body, self.front.served, secrets.randbits(64))
         except ApiError as error:
             raise translation.named(error) from None
-
-
-def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A JSON answer."""
-    return Response(encode(value), status, headers, media_type="application/json")

@@ -10,7 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from . import completions, options, prompts
-from .desk import Desk, json_response
+from .desk import Desk
+from .encoding import json_response
 from .errors import ApiError
 from .fields import Fields
 from .translate import Translation

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from starlette.responses import Response
 
 from sparkjax.text.characters import valid
 
@@ -16,6 +17,11 @@ def encode(value: Any) -> bytes:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
         return msgspec.json.encode(_valid(value))
+
+
+def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A JSON answer."""
+    return Response(encode(value), status, headers, media_type="application/json")
 
 
 def _valid(value: Any) -> Any:

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from . import errors
 from .anthropic import errors as anthropic
-from .encoding import encode
+from .encoding import json_response
 from .errors import ApiError
 from .keys import Keys, RateLimit
 from .metrics import Metrics
@@ -72,12 +72,8 @@ def error_response(error: ApiError, record: Record | None = None) -> Response:
         if record.anthropic:
             status = anthropic.status_of(error)
             body = anthropic.error_body(error) | {"request_id": record.id}
-            return _json(body, status, error)
-    return _json(error.body(), error.status, error)
-
-
-def _json(body: Any, status: int, error: ApiError) -> Response:
-    return Response(encode(body), status, error.headers, media_type="application/json")
+            return json_response(body, status, error.headers)
+    return json_response(error.body(), error.status, error.headers)
 
 
 class Gate:

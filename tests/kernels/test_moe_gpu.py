@@ -93,6 +93,14 @@ CUT = {
 }
 
 
+def in_bases(name, rows):
+    """Experts of CUT, some tokens, and what they come out as."""
+    kinds, cut = CUT[name]
+    planes = cut_experts(kinds, 5, 256, 128, cut)
+    tokens = tokens_of(rows, 3, 5, 128)
+    return planes, tokens, interpreted(*tokens, planes)
+
+
 def test_a_projection_in_bases_of_experts():
     w = weights.stacked(("exl3 2 mcg",), (2, 4), 128, 256, formats.COLS, (50, 170))
     x, ids, share = tokens_of(3, 3, 4, 120)
@@ -112,22 +120,16 @@ def test_a_projection_in_bases_of_experts():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CUT)
 def test_experts_in_bases_of_their_own(name):
-    kinds, cut = CUT[name]
-    planes = cut_experts(kinds, 5, 256, 128, cut)
-    x, ids, share = tokens_of(3, 3, 5, 128)
-    y = interpreted(x, ids, share, planes)
+    planes, (x, ids, share), y = in_bases(name, 3)
     # A rotation's inputs are not rounded to bfloat16.
-    allowed = 2e-3 if all(kind.startswith("exl3") for kind in kinds) else TOLERANCE
+    allowed = 2e-3 if all(kind.startswith("exl3") for kind in CUT[name][0]) else TOLERANCE
     assert weights.relative(y, exact(x, ids, share, planes)) < allowed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CUT)
 def test_rows_in_bases_of_their_own_do_not_depend_on_others(name):
-    kinds, cut = CUT[name]
-    planes = cut_experts(kinds, 5, 256, 128, cut)
-    x, ids, share = tokens_of(7, 3, 5, 128)
-    y = interpreted(x, ids, share, planes)
+    planes, (x, ids, share), y = in_bases(name, 7)
     np.testing.assert_array_equal(interpreted(x[1:2], ids[1:2], share[1:2], planes)[0], y[1])
 
 

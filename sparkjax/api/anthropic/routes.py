@@ -12,7 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..answer import Piece
-from ..desk import Desk, json_response
+from ..desk import Desk
+from ..encoding import json_response
 from ..errors import ApiError
 from ..job import Job, Work
 from ..surface import SurfaceReply

@@ -13,7 +13,8 @@ from starlette.responses import Response, StreamingResponse
 
 from .. import chat
 from ..answer import Piece
-from ..desk import Desk, json_response
+from ..desk import Desk
+from ..encoding import json_response
 from ..errors import ApiError, invalid, show
 from ..fields import Fields
 from ..job import Job, Work

@@ -180,11 +180,6 @@ def written(value: object) -> str:
     return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def quoted(text: str) -> str:
-    """JSON text of a string."""
-    return written(text)
-
-
 def escaped(text: str) -> str:
-    """A part of a JSON string: `quoted` without the quotes."""
-    return quoted(text)[1:-1]
+    """A part of a JSON string: `written` without the quotes."""
+    return written(text)[1:-1]

@@ -23,7 +23,7 @@ from sparkjax.text.events import (
 )
 
 from .custom import InputReader
-from .json_text import quoted
+from .json_text import written
 from .reader import Reader, Reading
 
 Start = Literal["content", "reasoning", "auto", "call"]
@@ -278,7 +278,7 @@ class Arguments:
         """The next argument begins."""
         lead = "{" if self._empty else ", "
         self._empty = False
-        self._machine.argue(f"{lead}{quoted(key)}: ")
+        self._machine.argue(f"{lead}{written(key)}: ")
 
     def value(self, text: str) -> None:
         """More of its value, JSON text."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .json_text import quoted
+from .json_text import written
 
 TYPES = frozenset(["string", "integer", "number", "boolean", "null", "array", "object"])
 MOST_STEPS = 1000
@@ -140,7 +140,7 @@ def typed(text: str, types: frozenset[str], python_words: bool = False) -> str:
       python_words: True, False and None count as JSON words.
     """
     if types == {"string"}:
-        return quoted(text)
+        return written(text)
     plain = text.strip()
     try:
         if python_words and plain in _PYTHON:
@@ -149,10 +149,10 @@ def typed(text: str, types: frozenset[str], python_words: bool = False) -> str:
         else:
             value = json_value(plain)
     except ValueError:
-        return quoted(text)
+        return written(text)
     kinds = types_in(value)
     if not kinds & types:
-        return quoted(text)
+        return written(text)
     if isinstance(value, float) and "integer" in types and "number" not in types:
         return str(int(value))
     return plain
