@@ -81,6 +81,21 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "max_position_embeddings": 131072,
     },
+    # The width of Llama 3.1 405B, which has 126 layers of it: 6.4 GB each.
+    "llama3-405b": {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 16384,
+        "num_hidden_layers": 126,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 53248,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 131072,
+    },
 }
 
 
