@@ -44,7 +44,9 @@ class Masks:
         out = self._all(1)
         if request.id not in self._errors:
             try:
-                matcher = self._grammars().matcher(grammar.source, grammar.after)
+                matcher = self._grammars().matcher(
+                    grammar.source, grammar.after, request.max_tokens
+                )
             except GrammarError as error:
                 self._errors[request.id] = str(error)
             else:

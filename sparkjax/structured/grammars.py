@@ -10,6 +10,7 @@ from typing import Any
 
 import llguidance
 
+from .closing import Budget, Closing
 from .matcher import Alphabet, GrammarError, Matcher
 
 KEPT = 64
@@ -67,6 +68,7 @@ class Grammars:
         self.special = tuple(special)
         self.alphabet = Alphabet.of(tokens, ends)
         self._tokenizer = tokenizer(tokens, special, ends)
+        self._closing = Closing(tokens, [*special, *ends])
         self._kept: OrderedDict[str, Future[Any]] = OrderedDict()
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")
@@ -90,17 +92,20 @@ class Grammars:
             self._kept.move_to_end(source)
         return found
 
-    def matcher(self, source: str, after: str = "") -> Matcher:
+    def matcher(self, source: str, after: str = "", tokens: int | None = None) -> Matcher:
         """A matcher at the beginning of an answer; waits for the grammar's compilation.
 
         Args:
           source: Lark text, as `sources` writes it.
           after: see `Matcher`.
+          tokens: how many the answer may have, or None.
 
         Raises:
           GrammarError: the grammar is none, or beyond `LIMITS`.
         """
-        return Matcher(self.prepare(source).result().deep_copy(), self.alphabet, after)
+        automaton = self.prepare(source).result().deep_copy()
+        budget = None if tokens is None else Budget(self._closing, source, tokens)
+        return Matcher(automaton, self.alphabet, after, budget)
 
     def _compile(self, source: str) -> Any:
         return compile_grammar(self._tokenizer, source)

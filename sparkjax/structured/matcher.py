@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from . import closing
+
 LEAD = 2
 """Newline tokens that may stand between the closing tag of the reasoning and the answer proper."""
 
@@ -68,13 +70,20 @@ class Matcher:
     Args:
       automaton: an `llguidance.LLMatcher` at its start, which becomes this object's own.
       after: text that comes first and is free (the closing tag of reasoning); "" begins at once.
+      budget: the answer's tokens, in which it is led to its end; None lets it run.
 
     Attributes:
       error: why the grammar cannot go on, or None. It stays.
     """
 
-    def __init__(self, automaton: Any, alphabet: Alphabet, after: str = ""):
-        self._automaton, self._alphabet = automaton, alphabet
+    def __init__(
+        self,
+        automaton: Any,
+        alphabet: Alphabet,
+        after: str = "",
+        budget: closing.Budget | None = None,
+    ):
+        self._automaton, self._alphabet, self._budget = automaton, alphabet, budget
         self._after = after.encode()
         self._place = _Place(b"" if after else None, LEAD if after else 0)
         self.error: str | None = None
@@ -93,15 +102,20 @@ class Matcher:
         """Takes a token that was committed. One that the grammar does not allow sets `error`."""
         if not self._consume(token) and self.error is None:
             self.error = f"token {token} does not follow the grammar"
+        if self._budget is not None:
+            self._budget.spend(token)
 
     def masks(self, out: np.ndarray, drafts: Sequence[int] = ()) -> int:
         """Fills uint32 out[0, words] for the next token, and out[i] for the one that follows
-        drafts[:i], up to the first draft that the grammar refuses. The state stays as it is.
+        drafts[:i], up to the first draft that the grammar refuses. The state stays as it is. Near
+        the end of the budget it is one row: what may come then depends on what came.
 
         Returns:
           How many rows were filled: one, and one a draft that may come. Where the grammar cannot
           go on it sets `error` and fills out[0] with the ends alone.
         """
+        if self._budget is not None and self._budget.near(len(drafts)):
+            drafts = ()
         place = dataclasses.replace(self._place)
         fed = 0  # tokens that the automaton took
         count = 0
@@ -168,6 +182,8 @@ class Matcher:
         self._automaton.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if self._automaton.is_error():
             return False
+        if self._budget is not None:
+            self._budget.narrow(self._automaton, row)
         if place.lead:
             row |= alphabet.newlines
         return bool(row.any())
