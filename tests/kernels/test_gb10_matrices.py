@@ -63,6 +63,12 @@ def test_linear_reads_the_stack_in_place(place, kind, rows):
     assert found <= rows * (2 * K + 16 * 4 * N) + 4096
 
 
+@pytest.mark.parametrize("kind", [k for k in weights.GGUF if k.endswith("K")])
+def test_linear_compiles_where_sums_are_not_split(place, kind):
+    stack = weights.weight(kind, (2,), 64, 256)
+    temporaries(lambda x, w: triton.linear(x, w, 1), place, weights.rows(1, 256), stack)
+
+
 @sizes([*weights.FORMATS, *OTHERS], 256, quick=("fp8 block",))
 def test_many_rows_need_one_panel(place, kind, rows):
     stack = weights.weight(kind, (2,), N, K)

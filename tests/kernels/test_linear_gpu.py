@@ -157,13 +157,15 @@ def test_what_is_cut_inside_of_a_block(kind, axis):
 @pytest.mark.parametrize(("n", "k"), [(64, 256), (512, 2048), (992, 4224)])
 def test_equals_the_reference_on_a_gpu(kind, n, k):
     context = Context("bfloat16", platform="cuda", kernels=(("linear", "triton"),))
-    w, x = weights.weight(kind, (2,), n, k), weights.rows(300, k)
+    w = weights.weight(kind, (2,), n, k)
+    x = weights.rows(300, w.shape[-1])  # some types have whole blocks of 256 inputs
     run = jax.jit(lambda x, w: linear(x, w, 1, context=context))
     full = run(x[:64], w)
     assert weights.relative(full, exact(x[:64], w, 1)) < TOLERANCE
     for rows in (1, 2, 5, 8, 16, 33, 63):
         np.testing.assert_array_equal(run(x[:rows], w), full[:rows])
     np.testing.assert_array_equal(run(x[7:8], w)[0], full[7])
-    # With many rows, weights are rounded to bfloat16 as well.
+    # With many rows, weights are rounded to bfloat16 as well, but for EXL3's, which stay float16.
     assert weights.relative(run(x[:100], w), exact(x[:100], w, 1)) < 1.5 * TOLERANCE
-    assert weights.relative(run(x, w), jax.jit(reference.linear)(x, w, 1)) < TOLERANCE
+    many = exact(x, w, 1) if kind.startswith("exl3") else jax.jit(reference.linear)(x, w, 1)
+    assert weights.relative(run(x, w), many) < TOLERANCE

@@ -61,7 +61,7 @@ class Group:
         self.kind, self.plane, self.member, self.row = kind, plane, member, row
         layout = LAYOUTS[kind]
         # The step behind the last one loads ahead too: it finds the last group again.
-        group = jnp.minimum(group, plane.shape[-1] // layout.nbytes * layout.groups - 1)
+        group = jnp.minimum(_strong(group), plane.shape[-1] // layout.nbytes * layout.groups - 1)
         self.start = group // layout.groups * layout.nbytes
         self.group = group % layout.groups
 
@@ -111,6 +111,12 @@ class Group:
         return lax.bitcast_convert_type(bits.astype(jnp.uint16), jnp.float16).astype(jnp.float32)
 
 
+def _strong(group: Any) -> jax.Array:
+    """int32 []. Where sums are not split, steps are counted from a plain 0, and Pallas makes a bool of
+    what a number of weak type is divided by."""
+    return jnp.asarray(group, jnp.int32)
+
+
 def _float(code: jax.Array) -> jax.Array:
     return code.astype(jnp.int32).astype(jnp.float32)
 
@@ -122,6 +128,7 @@ def elements(kind: str, codes: list[jax.Array], group: Any) -> jax.Array:
       group: int32 [], which of a row's.
     """
     first, *rest = (c.astype(jnp.uint32) for c in codes)
+    group = _strong(group)
     if kind in ("Q4_0", "Q4_1"):
         return first
     if kind == "Q8_0":
