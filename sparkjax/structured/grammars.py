@@ -10,7 +10,8 @@ from typing import Any
 
 import llguidance
 
-from .closing import Budget, Closing
+from .budget import Budget
+from .closing import Closing
 from .matcher import Alphabet, GrammarError, Matcher
 
 KEPT = 64

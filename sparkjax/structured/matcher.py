@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from . import closing
+from .budget import Budget
 
 LEAD = 2
 """Newline tokens that may stand between the closing tag of the reasoning and the answer proper."""
@@ -81,7 +81,7 @@ class Matcher:
         automaton: Any,
         alphabet: Alphabet,
         after: str = "",
-        budget: closing.Budget | None = None,
+        budget: Budget | None = None,
     ):
         self._automaton, self._alphabet, self._budget = automaton, alphabet, budget
         self._after = after.encode()

@@ -12,8 +12,9 @@ from test_tools import OFFERED, check, parse
 from walks import END, GRAMMARS, TAGS, allowed, text
 
 from sparkjax.structured import tools
+from sparkjax.structured.budget import HORIZON
 from sparkjax.structured.calls import Calls
-from sparkjax.structured.closing import HORIZON, Closing
+from sparkjax.structured.closing import Closing
 from sparkjax.structured.sources import Wanted, source
 
 CLOSING = Closing(GRAMMARS.alphabet.tokens, [*TAGS.values(), END])
