@@ -5,7 +5,8 @@
 
 One process a rank, each with a GPU of its own (where there are fewer, ranks share them in turns and
 only `shm` runs: NCCL refuses). Worlds of one rank, of N over `shm` and of N over `xla` stand side
-by side; all load and compile together, then each is timed alone. Prints one JSON receipt and writes
+by side; all load and compile together, then each is timed alone; every model has processes of its
+own, since they keep the memory that they have had. Prints one JSON receipt and writes
 it to FOLDER/mesh.json with a plot, FOLDER/mesh.svg. Exits 1 where ranks differ in a bit, operation
 digests differ, or tokens differ from one rank's beyond near-ties.
 
@@ -244,11 +245,24 @@ def panels(receipt: dict[str, Any]) -> list[plot.Panel]:
 # --- The run --------------------------------------------------------------------------------------
 
 
-def run(args: argparse.Namespace, worlds: list[Ranks]) -> dict[str, Any]:
-    one = worlds[0]
+def open_worlds(args: argparse.Namespace, worlds: list[Ranks], folder: Path) -> None:
+    """Ends the processes of `worlds` and starts others in their places."""
+    for world in worlds:
+        world.end()
+    worlds[:] = [Ranks(args, "none", 1, folder)]
+    worlds += [
+        Ranks(args, transport, ranks, folder)
+        for ranks in args.ranks
+        for transport in args.transports
+    ]
     for world in worlds:
         world.answers()  # it is there
     say("all ranks are there")
+
+
+def run(args: argparse.Namespace, worlds: list[Ranks], folder: Path) -> dict[str, Any]:
+    open_worlds(args, worlds, folder)
+    one = worlds[0]
     for world in worlds[1:]:
         world.order("prepare", sizes=args.sizes, loop=args.loop)
     constants = read_device(args.device) if args.device else Device(**one.ask("device")[0])
@@ -285,6 +299,8 @@ def run(args: argparse.Namespace, worlds: list[Ranks]) -> dict[str, Any]:
             "room": max(args.prompt + args.rows + args.steps, args.position + args.tile),
             "pool": args.pool, "tile": args.tile,
         }  # fmt: skip
+        if receipt["models"]:
+            open_worlds(args, worlds, folder)
         for world in worlds:
             world.order("load", **load)
         loaded = {world.name: world.answers()[0] for world in worlds}
@@ -387,14 +403,9 @@ def main() -> None:
         args.transports = ["shm"]
     jax.config.update("jax_platforms", "cpu")  # this process only counts
     with tempfile.TemporaryDirectory() as folder:
-        worlds = [Ranks(args, "none", 1, Path(folder))]
-        worlds += [
-            Ranks(args, transport, ranks, Path(folder))
-            for ranks in args.ranks
-            for transport in args.transports
-        ]
+        worlds: list[Ranks] = []
         try:
-            receipt = run(args, worlds)
+            receipt = run(args, worlds, Path(folder))
         finally:
             for world in worlds:
                 world.end()
