@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from .calls import MOST_CALLS, Calls, Offered
-from .patterns import whole_pattern
+from .patterns import found_in, whole_pattern
 from .schema import SchemaError, normalise
 from .sources import OPTIONS, json_rule, literal, regex_rule
+
+MOST_COUNTED = 4_000
+"""Characters of text without quotes that a grammar counts: each is a state of its automaton."""
 
 
 class Writer:
@@ -94,11 +97,14 @@ class Writer:
     def json(self, schema: Any, strict: bool, path: str) -> str:
         """The rule of a JSON value. Raises SchemaError with a path that begins with `path`."""
         try:
-            made, left_out = normalise(schema, strict)
-            self.left_out += [f"{path}.{each}" for each in left_out]
-            return json_rule(made, one_of=not strict)
+            return json_rule(self._normal(schema, strict, path), one_of=not strict)
         except SchemaError as error:
-            raise SchemaError(f"{path}.{error.path}".rstrip("."), error.message) from None
+            raise error.under(path) from None
+
+    def _normal(self, schema: Any, strict: bool, path: str) -> Any:
+        made, left_out = normalise(schema, strict)
+        self.left_out += [f"{path}.{each}" for each in left_out]
+        return made
 
     def arguments(self, tool: Offered) -> str:
         """The rule of a tool's arguments as a JSON object."""
@@ -135,14 +141,37 @@ class Writer:
         if tool.input["syntax"] == "lark":
             inner = self.rule(f"%lark {{\n{definition}\n}}")
             return f"{inner} {self.text(ends)}"
+        return self._text_like([f"(?:{whole_pattern(definition)})"], ends, tag)
+
+    def _text_like(self, patterns: list[str], ends: str, tag: str) -> str:
+        """The rule of text that regular expressions match from end to end, through what ends it."""
         before, control, behind = self._cut(ends)
-        pattern = regex_rule(f"(?:{whole_pattern(definition)})")
+        pattern = self.rule(" & ".join(map(regex_rule, patterns)), "T")
         if control is not None:
             body = self.rule(f"{pattern} {literal(before) if before else ''}", "T")
             return f"{body} <[{self.calls.tags[control]}]> {self.text(behind)}".rstrip()
         none = f"~/(?s:.*){_escaped(tag)}(?s:.*)/"
         body = self.rule(f"{pattern} & {none}", "T")
         return self.rule(body, options=f"[suffix={literal(ends)}]")
+
+    def _string(self, schema: Any, path: str, strict: bool, ends: str, tag: str) -> str:
+        """The rule of a string without quotes, as its schema has it, through what ends it."""
+        try:
+            schema = self._normal(schema, strict, path)
+        except SchemaError as error:
+            raise error.under(path) from None
+        least, most = schema.get("minLength", 0), schema.get("maxLength")
+        patterns = []
+        for key in ("minLength", "maxLength", "format"):
+            if key == "format" or schema.get(key, 0) > MOST_COUNTED:
+                self.left_out += [f"{path}.{key}"] if key in schema else []
+        if max(least, most or 0) <= MOST_COUNTED and (least or most is not None):
+            patterns.append(f"(?s:.){{{least},{'' if most is None else most}}}")
+        if (pattern := schema.get("pattern")) is not None:
+            patterns.append(found_in(pattern))
+        if not patterns:
+            return self.until(tag, ends[ends.index(tag) + len(tag) :])
+        return self._text_like(patterns, ends, tag)
 
     def pairs(
         self, tool: Offered, opening: Callable[[str, bool], str], ends: str, tag: str
@@ -155,19 +184,21 @@ class Writer:
           tag: the part of `ends` at which a parser ends a string.
         """
         closing, rest = self.text(ends), ends[ends.index(tag) + len(tag) :]
+        loose = self.calls.free and not tool.enforced
         for each in self._arguments(tool, tool.parameters):
-            words, plain = _words(each.schema), _is_string(each.schema, tool.parameters)
+            words, plain = _words(each.schema), _string_schema(each.schema, tool.parameters)
             if words is not None:
                 value = f"({' | '.join(map(literal, words))}) {closing}"
             elif tool.input is not None:
                 value = self.input(tool, ends, tag)
-            elif plain:
+            elif plain is not None and loose:
                 value = self.until(tag, rest)
+            elif plain is not None:
+                value = self._string(plain, each.path, tool.strict, ends, tag)
             else:
-                loose = self.calls.free and not tool.enforced
                 made = self.json(True if loose else each.whole, tool.strict, each.path)
                 value = f"{self.rule(made)} {closing}"
-            pair = f"{opening(each.name, words is not None or plain)} {value}"
+            pair = f"{opening(each.name, words is not None or plain is not None)} {value}"
             yield pair if each.required else f"({pair})?"
 
     def listed(self, tool: Offered, between: str) -> str:
@@ -222,18 +253,20 @@ def _words(schema: Any) -> list[str] | None:
     return None
 
 
-def _is_string(schema: Any, root: Mapping[str, Any]) -> bool:
-    """Whether a value is written without quotes: it may be a string and nothing else."""
+def _string_schema(schema: Any, root: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The schema of a value that is written without quotes, since it may only be a string."""
     for _ in range(16):
         if not isinstance(schema, dict):
-            return False
+            return None
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#/"):
             break
         schema = root
         for step in reference[2:].split("/"):
             schema = schema.get(step) if isinstance(schema, Mapping) else None
-    return isinstance(schema, dict) and schema.get("type") in ("string", ["string"])
+    if isinstance(schema, dict) and schema.get("type") in ("string", ["string"]):
+        return schema
+    return None
 
 
 def _escaped(text: str) -> str:

@@ -26,6 +26,15 @@ def whole_pattern(pattern: str) -> str:
     return pattern
 
 
+def found_in(pattern: str) -> str:
+    """A regular expression of all texts that have a match of one anywhere, as JSON Schema reads
+    `pattern`."""
+    whole = whole_pattern(pattern)
+    front = "" if pattern.startswith("^") else "(?s:.*)"
+    behind = "" if whole_pattern(f"^{pattern}") != pattern else "(?s:.*)"
+    return f"{front}(?:{whole}){behind}"
+
+
 def too_often(pattern: str) -> str | None:
     """What is wrong with an expression whose counted repeats multiply beyond MOST_REPEATS: an
     automaton may take such a one, but no answer to it ends."""

@@ -52,6 +52,10 @@ class SchemaError(ValueError):
         super().__init__(f"{path or 'the schema'}: {message}")
         self.path, self.message = path, message
 
+    def under(self, path: str) -> SchemaError:
+        """The same of a schema that is found at a path of something larger."""
+        return SchemaError(f"{path}.{self.path}".rstrip("."), self.message)
+
 
 def normalise(schema: Any, strict: bool) -> tuple[Any, tuple[str, ...]]:
     """(the schema for the engine, the paths that were left out).

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import jsonschema
 import pytest
 from walks import CONTROL, TAGS, TOKENS, answer, follows, text
 
@@ -112,6 +113,31 @@ def test_strict_calls_among_text_are_read_as_calls(name: str, control: bool):
         for call in message.tool_calls:
             check(call)
     assert called
+
+
+LIMITED = {
+    "type": "object",
+    "properties": {
+        "short": {"type": "string", "maxLength": 5},
+        "code": {"type": "string", "minLength": 2, "maxLength": 9, "pattern": "[A-Z]-[0-9]"},
+        "ends": {"$ref": "#/$defs/ends"},
+        "long": {"type": "string", "maxLength": 50_000},
+    },
+    "required": ["short", "code", "ends"],
+    "$defs": {"ends": {"type": "string", "pattern": "^[a-zé]+;$"}},
+}
+
+
+@pytest.mark.parametrize("control", [True, False], ids=["control tokens", "text"])
+@pytest.mark.parametrize("name", tools.WRITERS)
+def test_strings_have_the_length_and_the_pattern_of_their_schemas(name: str, control: bool):
+    """Also where they are written without quotes; too long a length to count is told."""
+    offered = (Offered("f", LIMITED),)
+    source, left_out = tools.grammar(Calls(name, offered, False, TAGS if control else {}))
+    assert left_out in ((), ("f.parameters.properties.long.maxLength",))
+    for seed in range(4):
+        (call,) = parse(name, answer(source, seed), control, offered).tool_calls
+        jsonschema.validate(json.loads(call.arguments), LIMITED)
 
 
 INPUT = {
