@@ -16,16 +16,18 @@ from sparkjax.cli.app import app
 from sparkjax.engine import memory
 from sparkjax.fetch.source import MANIFESTS
 from sparkjax.manifests import read_manifests
-from sparkjax.model import Model
+from sparkjax.model import Model, ignored
 from sparkjax.models import params as declarations
 from sparkjax.models import tables
 from sparkjax.plan import cost, recipe
 from sparkjax.plan.devices import FOLDER, device, file_name, read_device
 from sparkjax.plan.fit import nearest, shortfall
 from sparkjax.plan.measure import write
+from sparkjax.plan.on_disk import described
 from sparkjax.plan.report import plan
 from sparkjax.plan.weights import abstract_weights
 from sparkjax.settings import Engine
+from sparkjax.weights.load import load_params
 
 GB10 = device("gb10")
 # GB that a rank reads for a token, as engines for the same boxes published it (same checkpoints).
@@ -94,6 +96,34 @@ def test_abstract_weights_are_what_the_loader_makes(family: str, ranks: int):
     for path, leaf in declarations.leaves_of(weights):
         loaded = dict(declarations.leaves_of(model.params))[path]
         assert jax.tree.map(lambda s: s.shape, leaf) == jax.tree.map(lambda a: a.shape, loaded)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("family", ["llama", "glm5_next"])
+def test_a_checkpoint_on_disk_is_planned_as_the_loader_makes_it(family: str, ranks: int):
+    model = Model.load(Path(__file__).parent / "golden" / family, ranks=ranks, dtype="float32")
+    manifest = described(model.checkpoint.path)
+    tree = model.family.declare(model.config, ranks)
+    weights = abstract_weights(manifest, tree, ranks)
+    kept = load_params(
+        tree, model.checkpoint, ranks=ranks, mesh=model.mesh,
+        ignored=ignored(model.family, model.config),
+    )  # fmt: skip
+    loaded = dict(declarations.leaves_of(kept))
+    for path, leaf in declarations.leaves_of(weights):
+        assert jax.tree.map(lambda s: (s.shape, s.dtype), leaf) == jax.tree.map(
+            lambda a: (a.shape, a.dtype), loaded[path]
+        )
+
+
+def test_a_gguf_file_of_a_recipe_is_planned_in_its_own_formats(smollm2_path, tmp_path: Path):
+    path = tmp_path / "r.yaml"
+    path.write_text(f"model: {{path: {smollm2_path}}}\nengine: {{context: 2048}}\n")
+    found = CliRunner().invoke(app, ["plan", "-c", str(path), "--no-compile", "--json"])
+    values = json.loads(found.stdout)
+    assert values["fits"] and values["model"] == smollm2_path.name
+    weights = sum(i["nbytes"] for i in values["memory"]["items"] if i["kind"] == "weights")
+    assert weights == pytest.approx(smollm2_path.stat().st_size, rel=0.1)
 
 
 def test_a_recipe_that_cannot_fit_is_refused_and_what_is_suggested_fits():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..config import Config
+from ..config import Config, ConfigError, locate
 from ..engine.limits import CONTEXT
 from ..engine.records import Limits
 from ..fetch.errors import FetchError
@@ -12,6 +12,7 @@ from ..fetch.source import MANIFESTS, parse
 from ..manifests import Manifest, read_manifest, read_manifests
 from ..models import cache as caches
 from ..settings import HUB, Engine
+from .on_disk import described
 
 TILES = (64, 512, 2048)
 """Prefill tiles of a GB10 where a recipe names none."""
@@ -35,10 +36,12 @@ def manifest_named(name: str, folder: Path = MANIFESTS) -> Manifest:
 
 
 def manifest_of(config: Config, folder: Path = MANIFESTS) -> Manifest:
-    """The manifest of a recipe's model: `model.manifest`, or the one of model.path's repository.
+    """The manifest of a recipe's model: `model.manifest`, or the one of model.path's repository, or
+    what is found at model.path on this machine.
 
     Raises:
-      PlanError: the recipe names no published checkpoint.
+      PlanError: the recipe names no published checkpoint, and there is none on this machine.
+      CheckpointError: the one that is here cannot be read.
     """
     if config.model.manifest is not None:
         return manifest_named(config.model.manifest, folder)
@@ -51,10 +54,13 @@ def manifest_of(config: Config, folder: Path = MANIFESTS) -> Manifest:
         for manifest in read_manifests(folder):
             if manifest.repository == repository:
                 return manifest
-    raise PlanError(
-        f"model.path is {config.model.path!r}: no manifest describes it; set model.manifest to the "
-        "name of one, or plan with --model NAME"
-    )
+    try:
+        return described(locate(path))
+    except ConfigError:
+        raise PlanError(
+            f"model.path is {config.model.path!r}: no manifest describes it, and it is not on this "
+            "machine; set model.manifest to the name of one, or plan with --model NAME"
+        ) from None
 
 
 def limits_of(

@@ -22,6 +22,7 @@ from ..weights import formats
 from ..weights.detect import detect
 from ..weights.formats.mixed import Mixed
 from ..weights.published import written
+from . import on_disk
 
 
 def abstract_weights(
@@ -31,8 +32,10 @@ def abstract_weights(
 
     Args:
       tree: the declarations over `ranks`.
-      dtype: of weights that are not quantized.
+      dtype: of weights that are not quantized; a checkpoint on disk has its own.
     """
+    if isinstance(manifest, on_disk.OnDisk):
+        return on_disk.abstract_weights(manifest.checkpoint, tree, ranks)
     flat = {
         path: _leaf(manifest, param, ranks, dtype) for path, param in declarations.leaves(tree)
     }
