@@ -343,7 +343,7 @@ def _kept(scaled: jax.Array, k: jax.Array, rows: SamplingRows, context: Context)
 
     def by_count() -> tuple[jax.Array, jax.Array]:
         edge = _search(
-            lambda t: upto(keys, None, t, context=context) >= k[:, None], size, _KEY_BITS
+            lambda t: upto(keys, None, t, context=context) >= k[:, None], size, _KEY_BITS, context
         )
         return edge, k - below(edge, None)
 
@@ -358,7 +358,7 @@ def _kept(scaled: jax.Array, k: jax.Array, rows: SamplingRows, context: Context)
         left = below(edge, mass) + ties.astype(jnp.float32) * at(edge)
         target = left * rows.top_p * jnp.float32(P_SLACK)
         new = _search(
-            lambda t: upto(keys, mass, t, context=context) >= target[:, None], size, _KEY_BITS
+            lambda t: upto(keys, mass, t, context=context) >= target[:, None], size, _KEY_BITS, context
         )
         new = jnp.minimum(new, edge)
         each = at(new)
@@ -374,7 +374,7 @@ def _kept(scaled: jax.Array, k: jax.Array, rows: SamplingRows, context: Context)
         order = jnp.where(on, ids, vocab)
         bits = -(-vocab.bit_length() // 4) * 4
         last = _search(
-            lambda t: upto(order, None, t, context=context) >= ties[:, None], size, bits
+            lambda t: upto(order, None, t, context=context) >= ties[:, None], size, bits, context
         )
         return on & (ids <= last[:, None])
 
@@ -383,7 +383,9 @@ def _kept(scaled: jax.Array, k: jax.Array, rows: SamplingRows, context: Context)
     return ((keys < edge[:, None]) | some) & (mass >= rows.min_p[:, None])
 
 
-def _search(enough: Callable[[jax.Array], jax.Array], size: int, bits: int) -> jax.Array:
+def _search(
+    enough: Callable[[jax.Array], jax.Array], size: int, bits: int, context: Context
+) -> jax.Array:
     """For each of `size` rows the least number for which `enough` holds: int32 [size].
 
     Sixteen candidates a pass, four bits of the number from the top: reading the keys is what a
@@ -400,7 +402,10 @@ def _search(enough: Callable[[jax.Array], jax.Array], size: int, bits: int) -> j
         digit = jnp.minimum(jnp.sum(lacks, axis=-1, dtype=jnp.uint32), 15)
         return low | (digit << shift)
 
-    low = lax.fori_loop(0, bits // 4, narrow, jnp.zeros((size,), jnp.uint32))
+    # XLA puts a condition with a loop in it into no command buffer: the host would wait for its
+    # predicate in every step.
+    none = jnp.zeros((size,), jnp.uint32)
+    low = lax.fori_loop(0, bits // 4, narrow, none, unroll=context.platform == "cuda")
     return jnp.minimum(low, _MOST).astype(jnp.int32)
 
 
