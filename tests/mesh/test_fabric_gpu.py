@@ -35,7 +35,7 @@ def test_it_compiles(architecture: str, tmp_path: Path):
 @pytest.mark.gpu
 def test_two_ranks_of_one_gpu_reduce_in_replayed_graphs_without_rdma(tmp_path: Path):
     """Ten thousand captured reductions of each of two sizes, every collective before and after."""
-    version = jax.local_devices()[0].compute_capability.replace(".", "")
+    version = jax.devices("cuda")[0].compute_capability.replace(".", "")
     program = tmp_path / "fabric_streams"
     flags = ("nvcc", "-O3", "-std=c++17", f"-arch=sm_{version}")
     compile_with(flags, HERE / "fabric_streams.cu", program)
