@@ -193,13 +193,16 @@ def test_a_rank_is_lost_while_the_world_starts(tmp_path: Path, rank: int, what: 
             try:
                 code = world.wait(other, 150)
                 # Before the two had met, the other one goes on waiting for mesh.join_seconds.
-                met = f"rank {rank} (" in world.log(other).read_text()[before:]
+                said = world.log(other).read_text()[before:]
+                met = f"rank {rank} (" in said
                 if met:
                     note(world, rank, what, "start", begun)
             finally:
                 world.processes[rank].kill()
                 world.processes[rank].wait(30)
-            assert code == (3 if other and met else 1), (attempt, world.logs())
+            # A quick machine's rank 0 may serve by then.
+            serves = 2 if " is ready after " in said else 1
+            assert code == ((3 if met else 1) if other else serves), (attempt, world.logs())
         for r in (0, 1):
             world.start(r)
         world.wait_ready()
