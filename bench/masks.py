@@ -46,12 +46,16 @@ PERSON: dict[str, Any] = {
     },
     "required": ["name", "email", "age", "tags", "address"],
 }
-SCHEMA = {"type": "array", "minItems": 1000, "items": PERSON}
-"""Goes on longer than any round."""
+SCHEMAS = {
+    False: ({"type": "array", "minItems": 1000, "items": PERSON}, 1000),
+    True: ({"type": "array", "minItems": 2, "maxItems": 9, "items": PERSON}, 120),
+}
+"""Schema and max_tokens: one that goes on longer than any round, and one that is led to its end from
+its first token on."""
 
 
 def block(
-    engine: Engine, rows: int, ticks: int, grammar: Grammar | None, seed: int
+    engine: Engine, rows: int, ticks: int, grammar: Grammar | None, most: int, seed: int
 ) -> list[tuple[float, float]]:
     """Seconds of the clock and of processors of each tick of `rows` decoding requests."""
     ends = engine.runner.grammars().alphabet.ends
@@ -61,7 +65,7 @@ def block(
         Submit(
             engine.new_id(),
             prompt,
-            1000,
+            most,
             Sampling(temperature=1.0, seed=seed + i),
             ends if grammar else (),
             grammar=grammar,
@@ -91,18 +95,20 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--ticks", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--near", action="store_true", help="answers whose tokens run out")
     args = parser.parse_args()
 
     model = Model.load(locate(args.path))
     limits = make_limits(model, slots=args.rows, context=1280, kv_tokens=1280 * args.rows)
     engine = Engine(model, limits)
     engine.runner.warm()
-    grammar = Grammar(source(Wanted("json_schema", SCHEMA)).text)
+    schema, most = SCHEMAS[args.near]
+    grammar = Grammar(source(Wanted("json_schema", schema)).text)
     free: list[tuple[float, float]] = []
     masked: list[tuple[float, float]] = []
     for i in range(args.rounds + 1):
-        a = block(engine, args.rows, args.ticks, None, i * 100)
-        b = block(engine, args.rows, args.ticks, grammar, i * 100)
+        a = block(engine, args.rows, args.ticks, None, most, i * 100)
+        b = block(engine, args.rows, args.ticks, grammar, most, i * 100)
         if i:  # the first round warms up
             free += a
             masked += b

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,13 @@ _NOT_FOR_EVER = frozenset([*_LONG_STRING[1:], b"0"])
 _FREE_ENDS = re.compile(r'<\[(\d+)\]>|suffix=("(?:[^"\\]|\\.)*")|/\(\?s:\.\*\)((?:\\x\{\w+\})+)/')
 """What ends text without quotes in the grammars of `call_writer`: a control token, a text, or what
 stands in front of a control token."""
+
+
+class Way(NamedTuple):
+    """Tokens to a whole answer, and whether they begin inside of a string of JSON."""
+
+    tokens: list[int]
+    quoted: bool
 
 
 class Closing:
@@ -102,32 +109,79 @@ class Closing:
             if (token := self._ids.get(text[:length])) is not None:
                 yield token
 
+    def rest(self, way: Way, token: int) -> Way | None:
+        """What is left of a way behind a token whose bytes begin it; the state of a grammar follows
+        from the bytes, however they are cut."""
+        text, head, at = self._tokens[token], b"", 0
+        if way.tokens[:1] == [token]:
+            return Way(way.tokens[1:], self._quoted(way, text))
+        while at < len(way.tokens) and len(head) < len(text):
+            if way.tokens[at] in self._special:
+                return None
+            head += self._tokens[way.tokens[at]]
+            at += 1
+        if token in self._special or not text or not head.startswith(text):
+            return None
+        between = self.spell(head[len(text) :])
+        if len(head) > len(text) and not between:
+            return None
+        return Way([*between, *way.tokens[at:]], self._quoted(way, text))
+
+    def behind(self, way: Way, token: int) -> list[Way]:
+        """What a way may have become behind another token: itself, where that is text or a blank;
+        what comes behind its first token."""
+        quoted = self._quoted(way, self._tokens[token])
+        return [Way(way.tokens, quoted), Way(way.tokens[1:], quoted)]
+
+    def _quoted(self, way: Way, text: bytes) -> bool:
+        quotes = _Quotes(way.quoted)
+        quotes.follow(text)
+        return quotes.quoted
+
+    def tail(self, way: Way) -> list[int]:
+        """What comes behind the first token of a way that ends with a quote."""
+        for at, token in enumerate(way.tokens):
+            if self._tokens[token].endswith(b'"') and not (at == 0 and not way.quoted):
+                return way.tokens[at + 1 :]
+        return []
+
+    def first_that_ends(self, automaton: Any, ways: Sequence[Way]) -> Way | None:
+        """The first of some ways that leads from an automaton's state to a whole answer."""
+        for way in ways:
+            after = automaton.deep_copy()
+            taken = after.try_consume_tokens(way.tokens)
+            if taken == len(way.tokens) and after.is_accepting():
+                return way
+        return None
+
     def shortest(
-        self, automaton: Any, ends: Sequence[Sequence[int]] = ()
-    ) -> tuple[list[int], bool] | None:
-        """The shortest way found from an automaton's state to a whole answer.
+        self, automaton: Any, ends: Sequence[Sequence[int]] = (), tail: Sequence[int] = ()
+    ) -> Way | None:
+        """The shortest way found from an automaton's state to a whole answer, or None.
 
         Args:
           automaton: an `llguidance.LLMatcher`, which stays as it is.
           ends: see `ends_of`.
-
-        Returns:
-          (tokens, whether the way begins inside of a string of JSON), or None: none was found.
+          tail: how it may go on behind the next string that ends.
         """
         found = None
         most = LONGEST_WALK
         for quoted in (False, True):
-            way = self._walk(automaton.deep_copy(), ends, quoted, most)
+            way = self._walk(automaton.deep_copy(), ends, quoted, most, tail)
             if way is not None:
-                found, most = (way, quoted), len(way) - 1
+                found, most = Way(way, quoted), len(way) - 1
         if found is None:
             return None
-        way, quoted = found
-        brief = self._brief(way)
-        return (brief if automaton.validate_tokens(brief) == len(brief) else way), quoted
+        brief = Way(self._brief(found.tokens), found.quoted)
+        return self.first_that_ends(automaton, [brief]) or found
 
     def _walk(
-        self, automaton: Any, ends: Sequence[Sequence[int]], quoted: bool, most: int
+        self,
+        automaton: Any,
+        ends: Sequence[Sequence[int]],
+        quoted: bool,
+        most: int,
+        tail: Sequence[int],
     ) -> list[int] | None:
         """Tries what closes, then what is needed before that, then whatever fits: at most `most`
         tokens."""
@@ -141,7 +195,12 @@ class Closing:
             if taken is None:
                 return None
             way += taken
+            inside = place.quoted
             place.follow(b"".join(self._tokens[t] for t in taken))
+            if tail and inside and not place.quoted:
+                if self.first_that_ends(automaton, [Way([*tail], False)]):
+                    return [*way, *tail]
+                tail = ()
         return way
 
     def _close(
