@@ -184,11 +184,14 @@ def compare(one: list[list[Any]], several: list[list[Any]], margin: float) -> di
 
 
 def with_collectives(device: Device, ranks: int, us: dict[str, float]) -> Device:
-    """The device with what its collectives took: the smallest is latency, the largest a rate."""
+    """The device with what its collectives took: the smallest is latency, the largest a rate (one
+    size alone leaves the rate as it is)."""
     sizes = sorted(int(k.split()[1]) for k in us if k.startswith("all_reduce "))
     small, large = sizes[0], sizes[-1]
     first, last = us[f"all_reduce {small}"], us[f"all_reduce {large}"]
-    rate = (large - small) / max(last - first, 1e-3) * 1e-3
+    rate = device.collective_gb_s
+    if large > small:
+        rate = (large - small) / max(last - first, 1e-3) * 1e-3
     return Device(**{**vars(device), "collective_us": {ranks: first}, "collective_gb_s": rate})
 
 
