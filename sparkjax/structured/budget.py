@@ -9,25 +9,27 @@ are not touched; nor is free text, which may end anywhere.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
 
-from .closing import Closing, Way, ids
+from .closing import Closing, Effort, Way, ids, opens
 
 HORIZON = 640
 """Tokens that are left when the way to the end is first looked for."""
 LENIENT = 96
-"""Spare tokens at which an answer opens only what can still be closed."""
+"""Spare tokens at which an answer opens only what can still be closed; more where one token has
+opened more."""
+EASY = 24
+"""Spare tokens from which on what was not tried out may come, too."""
 SPARE = 4
-"""Spare tokens at which only the way itself is left: a cut character may take three to end."""
+"""Spare tokens at which text goes on no longer: a cut character may take three to end."""
+ESCAPE = 6
+"""Tokens that an escape in a string of JSON may take."""
 SHORT_MASK = 256
-"""Ids of a mask that is a choice of a few texts, at most."""
-MOST_OPENINGS = 24
-"""Openings that are tried out before one token, at most."""
-MOST_SEARCHES = 4
-"""Those of them to which a way of their own is searched for, at most."""
+"""Ids of a mask that is a choice of a few texts, at most; a longer one is text."""
+SEARCH, TRIALS = 20_000, 2_000
+"""Effort (see `closing.Effort`) for the way itself, and for all trials before one token."""
 
 
 class Budget:
@@ -37,21 +39,26 @@ class Budget:
       closing: of the vocabulary.
       source: the answer's grammar.
       tokens: that the answer may have, its end among them.
+
+    Attributes:
+      tight: no token is left that could be done without.
     """
 
     def __init__(self, closing: Closing, source: str, tokens: int):
         self._closing, self.left = closing, tokens
         self._ends = closing.ends_of(source)
         self._look = HORIZON
+        self._room = LENIENT
         self._way: Way | None = None
         self._tries: list[Way] = []
+        self.tight = False
 
     def spend(self, token: int) -> None:
         """One token was committed."""
         self.left -= 1
         before, self._way, self._tries = self._way, None, []
         if before is not None:
-            self._way = self._closing.rest(before, token)
+            self._way = self._closing.rest(before, self._closing.text(token), token)
             self._tries = self._closing.behind(before, token)
 
     def near(self, tokens: int) -> bool:
@@ -60,71 +67,98 @@ class Budget:
 
     def narrow(self, automaton: Any, row: np.ndarray) -> None:
         """Takes from a mask, uint32 [words], what would not leave enough tokens to end."""
-        if self.left > self._look or automaton.is_accepting():
+        self.tight = False
+        if self.left > self._look:
             return
+        accepting = automaton.is_accepting()
+        self._way = Way([], False) if accepting else self._way or self._found(automaton)
         if self._way is None:
-            self._way = self._closing.first_that_ends(automaton, self._tries)
-            if self._way is None:
-                self._way = self._closing.shortest(automaton, self._ends)
-            if self._way is None:
-                self._look = self.left // 2
-                return
+            self._look = self.left // 2
+            return
         way = self._way.tokens
         spare = self.left - 1 - len(way)
         if spare < 0:
             return  # too late, or never possible
-        if spare > LENIENT:
-            self._look = self.left - max((spare - LENIENT) // 8, 1)
-            self._way = None
+        if spare > self._room:
+            self._look = self.left - max((spare - self._room) // 8, 1)
             return
-        if all(b"\x80" <= self._closing.text(t) < b"\xc0" for t in way):
+        self.tight = spare <= SPARE
+        every = ids(row)
+        text = len(every) > min(SHORT_MASK, self._closing.size // 4)
+        if accepting and text:
+            return  # it may end anywhere
+        if way and all(b"\x80" <= self._closing.text(t) < b"\xc0" for t in way):
             return  # a character that has begun is all that is missing, whichever it is
-        kept, allowed = np.zeros_like(row), way[:1]
-        if spare > SPARE:
-            kept, groups = self._candidates(self._way, row)
-            allowed = allowed + self._those_that_fit(automaton, self._way, groups)
-        for token in allowed:
+        kept = np.zeros_like(row)
+        if text:
+            quiet = self._closing.quiet[self._way.quoted]
+            every = ids(row & ~quiet)
+            if spare > SPARE:
+                kept = row & quiet
+            if self._way.quoted:
+                escapes = row & self._closing.escapes
+                every = ids(row & ~quiet & ~escapes)
+                if spare > SPARE + ESCAPE:
+                    kept |= escapes
+        for token in [*way[:1], *self._that_fit(automaton, self._way, every, spare, accepting)]:
             kept[token // 32] |= np.uint32(1 << token % 32)
         kept &= row
         if kept.any():
             row[:] = kept
 
-    def _candidates(self, way: Way, row: np.ndarray) -> tuple[np.ndarray, list[list[int]]]:
-        """(what of a mask needs no trial, what does: tokens that differ in digits and in the
-        blanks around them are one). A short mask is a choice, of a name or a value, and all of it is tried; a long one
-        is text, in which only what opens something makes the way longer."""
-        every = ids(row)
-        if len(every) <= SHORT_MASK:
-            alike = self._alike(every)
-            if len(alike) <= MOST_OPENINGS:
-                return np.zeros_like(row), alike
-        quiet = row & self._closing.quiet[way.quoted]
-        begins = [[token] for token in self._closing.begins(way.tokens)[1:]]
-        if way.quoted:
-            return quiet, begins
-        return quiet, begins + self._alike(ids(row & ~quiet)[:SHORT_MASK])[:MOST_OPENINGS]
+    def _found(self, automaton: Any) -> Way | None:
+        effort = Effort(SEARCH)
+        way = self._closing.first_that_ends(automaton, self._tries, effort)
+        if way is None:
+            way = self._closing.shortest(automaton, effort, self._ends)
+            if way is not None and self._tries:
+                grown = len(way.tokens) - len(self._tries[0].tokens)
+                self._room = max(self._room, grown + 2 * SPARE)
+        return way
 
-    def _those_that_fit(self, automaton: Any, way: Way, groups: list[list[int]]) -> list[int]:
-        """Tokens behind which the answer can be ended."""
+    def _that_fit(
+        self, automaton: Any, way: Way, tokens: np.ndarray, spare: int, accepting: bool
+    ) -> list[int]:
+        """Tokens behind which the answer can be ended. Of those that differ only in the blanks
+        around them, or (inside of a string) in the text before its end, one is tried; those that
+        open something come first."""
         found: list[int] = []
-        searches = 0
-        for tokens in groups:
-            rest = self._closing.rest(way, tokens[0])
+        effort = Effort(TRIALS)
+        groups = self._alike(way, tokens)
+        for special, text in sorted(groups, key=lambda key: not opens(key[1])):
+            alike = groups[special, text]
+            if self._closing.ends(alike[0]):
+                found += alike
+                continue
+            rest = None if special else self._closing.rest(way, text)
+            if rest is None or text != self._closing.text(alike[0]):
+                tries = [] if rest is None else [rest]
+                rest = self._tried(automaton, way, alike[0], tries, effort)
             if rest is None:
-                after = automaton.deep_copy()
-                if after.try_consume_tokens(tokens[:1]) != 1:
-                    continue
-                rest = self._closing.first_that_ends(after, self._closing.behind(way, tokens[0]))
-                if rest is None and searches < MOST_SEARCHES:
-                    searches += 1
-                    rest = self._closing.shortest(after, self._ends, self._closing.tail(way))
-            if rest is not None and len(rest.tokens) + 2 <= self.left:
-                found += tokens
+                fits = spare > (EASY if special or opens(text) else 2 * SPARE)
+            else:
+                fits = len(rest.tokens) + 2 <= self.left or (accepting and not rest.tokens)
+            if fits:
+                found += alike
         return found
 
-    def _alike(self, tokens: np.ndarray) -> list[list[int]]:
-        found: dict[bytes, list[int]] = {}
-        for token in tokens.tolist():
-            text = self._closing.text(token).strip()
-            found.setdefault(re.sub(rb"[0-9]", b"0", text), []).append(token)
-        return list(found.values())
+    def _tried(
+        self, automaton: Any, way: Way, token: int, tries: list[Way], effort: Effort
+    ) -> Way | None:
+        after = automaton.deep_copy()
+        if effort.left < 0 or after.try_consume_tokens([token]) != 1:
+            return None
+        tries = [*tries, *self._closing.behind(way, token), Way(self._closing.tail(way), False)]
+        return self._closing.first_that_ends(after, tries, effort) or self._closing.shortest(
+            after, effort, self._ends, self._closing.tail(way)
+        )
+
+    def _alike(self, way: Way, tokens: np.ndarray) -> dict[tuple[bool, bytes], list[int]]:
+        found: dict[tuple[bool, bytes], list[int]] = {}
+        for token in tokens.tolist()[: 8 * SHORT_MASK]:
+            text = self._closing.text(token)
+            if way.quoted and b'"' in text:
+                text = text[text.index(b'"') :]
+            key = self._closing.special(token), text if way.quoted else text.strip()
+            found.setdefault(key, []).append(token)
+        return found

@@ -6,6 +6,7 @@ that. In other grammars it may find no way.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,8 @@ import numpy as np
 
 LONGEST_WALK = 512
 """Tokens of a way, at most."""
+LOOK = 50
+"""Effort of a mask."""
 DEEPEST = 24
 """Brackets that a way closes in a row, at most: more are text, taken for brackets."""
 
@@ -37,16 +40,27 @@ class Way(NamedTuple):
     quoted: bool
 
 
+@dataclasses.dataclass
+class Effort:
+    """How much may still be tried: tokens that an automaton takes or refuses, a mask for `LOOK` of
+    them. Counted, so that every rank gives up at the same place."""
+
+    left: int
+
+
 class Closing:
     """Ways to the end over one vocabulary.
 
     Args:
       tokens: the bytes of every id; empty ones are never text.
       special: ids that are no text.
+      ends: those that end an answer.
     """
 
-    def __init__(self, tokens: Sequence[bytes], special: Sequence[int]):
-        silent = set(special)
+    def __init__(self, tokens: Sequence[bytes], special: Sequence[int], ends: Sequence[int]):
+        silent = {*special, *ends}
+        self._last = frozenset(ends)
+        self.size = len(tokens)
         self._tokens = tokens
         self._ids: dict[bytes, int] = {}
         for i, raw in enumerate(tokens):
@@ -60,9 +74,11 @@ class Closing:
         quote = np.array([b'"' in raw or b"\\" in raw for raw in tokens])
         length = np.array([min(len(raw), 63) for raw in tokens])
         self._rank = (blank * 4 + quote * 2) * 64 - length
-        opening = np.array([any(c in b'"\\{[,' for c in raw) for raw in tokens])
+        opening = np.array([opens(raw) for raw in tokens])
         self.quiet = {True: _words(~quote), False: _words(~opening)}
         """uint32 [words] of ids that open nothing, inside of a string of JSON and outside."""
+        self.escapes = _words(np.array([b"\\" in raw for raw in tokens]))
+        """uint32 [words] of ids with a backslash."""
 
     def ends_of(self, source: str) -> list[list[int]]:
         """What ends free text in a grammar, as tokens."""
@@ -94,14 +110,13 @@ class Closing:
             at += len(self._tokens[token])
         return found
 
-    def begins(self, way: Sequence[int]) -> list[int]:
-        """Ids whose bytes begin the text of a way; the first of the way itself is among them."""
-        text = b""
-        for token in way:
-            if token in self._special or len(text) > self._longest:
-                break
-            text += self._tokens[token]
-        return [way[0], *self._prefixes(text[: self._longest])]
+    def special(self, token: int) -> bool:
+        """Whether an id is no text."""
+        return token in self._special
+
+    def ends(self, token: int) -> bool:
+        """Whether an id ends an answer."""
+        return token in self._last
 
     def _prefixes(self, text: bytes) -> Iterator[int]:
         """Tokens that begin a text, the longest first."""
@@ -109,21 +124,21 @@ class Closing:
             if (token := self._ids.get(text[:length])) is not None:
                 yield token
 
-    def rest(self, way: Way, token: int) -> Way | None:
-        """What is left of a way behind a token whose bytes begin it; the state of a grammar follows
-        from the bytes, however they are cut."""
-        text, head, at = self._tokens[token], b"", 0
-        if way.tokens[:1] == [token]:
+    def rest(self, way: Way, text: bytes, token: int | None = None) -> Way | None:
+        """What is left of a way behind a text (of a token) that begins it; the state of a grammar
+        follows from the bytes, however they are cut."""
+        if token is not None and way.tokens[:1] == [token]:
             return Way(way.tokens[1:], self._quoted(way, text))
+        if token in self._special or not text:
+            return None
+        head, at = b"", 0
         while at < len(way.tokens) and len(head) < len(text):
             if way.tokens[at] in self._special:
                 return None
             head += self._tokens[way.tokens[at]]
             at += 1
-        if token in self._special or not text or not head.startswith(text):
-            return None
         between = self.spell(head[len(text) :])
-        if len(head) > len(text) and not between:
+        if not head.startswith(text) or (len(head) > len(text) and not between):
             return None
         return Way([*between, *way.tokens[at:]], self._quoted(way, text))
 
@@ -145,39 +160,46 @@ class Closing:
                 return way.tokens[at + 1 :]
         return []
 
-    def first_that_ends(self, automaton: Any, ways: Sequence[Way]) -> Way | None:
+    def first_that_ends(self, automaton: Any, ways: Sequence[Way], effort: Effort) -> Way | None:
         """The first of some ways that leads from an automaton's state to a whole answer."""
         for way in ways:
             after = automaton.deep_copy()
             taken = after.try_consume_tokens(way.tokens)
+            effort.left -= taken + 1
             if taken == len(way.tokens) and after.is_accepting():
                 return way
         return None
 
     def shortest(
-        self, automaton: Any, ends: Sequence[Sequence[int]] = (), tail: Sequence[int] = ()
+        self,
+        automaton: Any,
+        effort: Effort,
+        ends: Sequence[Sequence[int]] = (),
+        tail: Sequence[int] = (),
     ) -> Way | None:
         """The shortest way found from an automaton's state to a whole answer, or None.
 
         Args:
           automaton: an `llguidance.LLMatcher`, which stays as it is.
+          effort: what the search may take.
           ends: see `ends_of`.
           tail: how it may go on behind the next string that ends.
         """
         found = None
         most = LONGEST_WALK
         for quoted in (False, True):
-            way = self._walk(automaton.deep_copy(), ends, quoted, most, tail)
+            way = self._walk(automaton.deep_copy(), effort, ends, quoted, most, tail)
             if way is not None:
                 found, most = Way(way, quoted), len(way) - 1
         if found is None:
             return None
         brief = Way(self._brief(found.tokens), found.quoted)
-        return self.first_that_ends(automaton, [brief]) or found
+        return self.first_that_ends(automaton, [brief], effort) or found
 
     def _walk(
         self,
         automaton: Any,
+        effort: Effort,
         ends: Sequence[Sequence[int]],
         quoted: bool,
         most: int,
@@ -189,27 +211,32 @@ class Closing:
         place = _Quotes(quoted)
         row = np.zeros(len(self.quiet[True]), np.uint32)
         while not automaton.is_accepting():
-            if len(way) >= most or (len(way) > DEEPEST and len({*way[-DEEPEST:]}) == 1):
+            if (
+                effort.left < 0
+                or len(way) >= most
+                or (len(way) > DEEPEST and len({*way[-DEEPEST:]}) == 1)
+            ):
                 return None
-            taken = self._close(automaton, ends, place) or self._any(automaton, row)
+            taken = self._close(automaton, effort, ends, place) or self._any(automaton, effort, row)
             if taken is None:
                 return None
             way += taken
             inside = place.quoted
             place.follow(b"".join(self._tokens[t] for t in taken))
             if tail and inside and not place.quoted:
-                if self.first_that_ends(automaton, [Way([*tail], False)]):
+                if self.first_that_ends(automaton, [Way([*tail], False)], effort):
                     return [*way, *tail]
                 tail = ()
         return way
 
     def _close(
-        self, automaton: Any, ends: Sequence[Sequence[int]], place: _Quotes
+        self, automaton: Any, effort: Effort, ends: Sequence[Sequence[int]], place: _Quotes
     ) -> list[int] | None:
         if place.escaped:
             return None
         for end in () if place.quoted else ends:
             taken = automaton.try_consume_tokens(list(end))
+            effort.left -= taken + 1
             if taken == len(end):
                 return list(end)
             if taken:
@@ -218,11 +245,13 @@ class Closing:
             token = self._ids.get(text)
             if token is None or (place.uses.count(text[0]) > 2 and text in _NOT_FOR_EVER):
                 continue
+            effort.left -= 1
             if automaton.try_consume_tokens([token]) == 1:
                 return [token]
         return None
 
-    def _any(self, automaton: Any, row: np.ndarray) -> list[int] | None:
+    def _any(self, automaton: Any, effort: Effort, row: np.ndarray) -> list[int] | None:
+        effort.left -= LOOK
         automaton.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if automaton.is_error() or not row.any():
             return None
@@ -266,6 +295,11 @@ class _Quotes:
                 self.escaped = self.quoted
             elif byte == ord('"'):
                 self.quoted, self.length, self.uses = not self.quoted, 0, b""
+
+
+def opens(text: bytes) -> bool:
+    """Whether a text outside of strings may begin what has to be ended."""
+    return any(c in b'"\\{[,<(' for c in text)
 
 
 def ids(row: np.ndarray) -> np.ndarray:

@@ -69,7 +69,7 @@ class Grammars:
         self.special = tuple(special)
         self.alphabet = Alphabet.of(tokens, ends)
         self._tokenizer = tokenizer(tokens, special, ends)
-        self._closing = Closing(tokens, [*special, *ends])
+        self._closing = Closing(tokens, special, ends)
         self._kept: OrderedDict[str, Future[Any]] = OrderedDict()
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")

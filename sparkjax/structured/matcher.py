@@ -184,7 +184,7 @@ class Matcher:
             return False
         if self._budget is not None:
             self._budget.narrow(self._automaton, row)
-        if place.lead:
+        if place.lead and not (self._budget is not None and self._budget.tight):
             row |= alphabet.newlines
         return bool(row.any())
 

@@ -9,15 +9,15 @@ import jsonschema
 import pytest
 import schemas
 from test_tools import OFFERED, check, parse
-from walks import END, GRAMMARS, TAGS, allowed, text
+from walks import END, GRAMMARS, TAGS, TOKENS, allowed, answer, text
 
 from sparkjax.structured import tools
 from sparkjax.structured.budget import HORIZON
 from sparkjax.structured.calls import Calls
-from sparkjax.structured.closing import Closing
+from sparkjax.structured.closing import Closing, Effort
 from sparkjax.structured.sources import Wanted, source
 
-CLOSING = Closing(GRAMMARS.alphabet.tokens, [*TAGS.values(), END])
+CLOSING = Closing(GRAMMARS.alphabet.tokens, [*TAGS.values()], [END])
 OPEN = {
     "type": "object",
     "properties": {
@@ -49,7 +49,8 @@ def babble(grammar: str, tokens: int, rng: random.Random) -> list[int]:
 
 def least(grammar: str) -> int:
     """Tokens of the shortest answer that is found, and its end."""
-    found = CLOSING.shortest(GRAMMARS.prepare(grammar).result(), CLOSING.ends_of(grammar))
+    start = GRAMMARS.prepare(grammar).result()
+    found = CLOSING.shortest(start, Effort(10**6), CLOSING.ends_of(grammar))
     assert found is not None
     return len(found.tokens) + 1
 
@@ -79,6 +80,20 @@ def test_calls_that_have_to_come_end_with_all_of_their_arguments(name: str, cont
         assert found[-1] != -1, text(found[:-1])
         for call in parse(name, found, control).tool_calls:
             check(call)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_answer_that_fits_may_be_given(seed: int):
+    """Nothing of a whole answer is refused where ten tokens more than it takes are left."""
+    schema = OPEN if seed % 4 == 0 else schemas.schema(seed)
+    grammar = source(Wanted("json_schema", schema, strict=True)).text
+    written = answer(grammar, seed)
+    for more in (10, 40, 100):
+        matcher = GRAMMARS.matcher(grammar, tokens=len(written) + 1 + more)
+        for at, token in enumerate(written):
+            assert token in allowed(matcher), (more, text(written[:at]), TOKENS[token])
+            matcher.advance(token)
+        assert END in allowed(matcher)
 
 
 def test_too_few_tokens_change_nothing():
