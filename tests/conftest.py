@@ -68,6 +68,8 @@ def smollm2_path() -> Path:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """How the test's programs compile; before fixtures are set up, since they compile too."""
+    if item.get_closest_marker("gpu") and item.config.getoption("--platform") == "cpu":
+        pytest.skip("computes on a GPU: --platform cuda")
     slow, gb10 = (item.get_closest_marker(name) is not None for name in ("slow", "gb10"))
     # Slow tests, and those that judge what the compiler makes, compile as production does.
     jax.config.update("jax_disable_most_optimizations", not (slow or gb10))

@@ -74,6 +74,8 @@ class Masks:
         if matcher is not None:
             if matcher.error is None:
                 matcher.advance(token)
+            if matcher.error is not None and request.grammar is not None:
+                self._grammars().forget(request.grammar.source)
             return matcher.error
         return self._errors.get(request.id)
 

@@ -9,8 +9,11 @@ from typing import Any
 import jax
 
 from ..manifests import Manifest
+from ..model import ignored, loaded_tree
 from ..models import params as declarations
-from ..weights import stream
+from ..models import tables
+from ..models.registry import family_of
+from ..weights import load, stream
 from ..weights.checkpoint import Checkpoint, open_checkpoint
 
 
@@ -40,7 +43,12 @@ def described(path: Path) -> OnDisk:
 
 
 def abstract_weights(checkpoint: Checkpoint, tree: declarations.Tree, ranks: int) -> Any:
-    """What the loader makes of a checkpoint on GPUs, as `plan.weights.abstract_weights` has it."""
+    """What the loader makes of a checkpoint on GPUs, as `plan.weights.abstract_weights` has it.
+
+    Raises:
+      CheckpointError: tensors are missing, or not what the config asks for.
+    """
+    _check_names(checkpoint, ranks)
     specs = dict(declarations.leaves_of(declarations.specs(tree, ranks)))
 
     def whole(spec: Any, plane: stream.Planned) -> jax.ShapeDtypeStruct:
@@ -56,3 +64,12 @@ def abstract_weights(checkpoint: Checkpoint, tree: declarations.Tree, ranks: int
             for path, leaf in stream.plan(tree, checkpoint, ranks).items()
         }
     )
+
+
+def _check_names(checkpoint: Checkpoint, ranks: int) -> None:
+    """As `Model.load` does before it reads."""
+    family = family_of(checkpoint.config)
+    config = family.read_config(checkpoint.config)
+    tree, partial = loaded_tree(family, config, ranks, checkpoint)
+    hosted = tables.tensors(tables.declared(family, config), checkpoint)
+    load.check_names(tree, checkpoint, (*ignored(family, config), *partial, *hosted))

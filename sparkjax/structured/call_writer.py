@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from .calls import MOST_CALLS, Calls, Offered
-from .patterns import found_in, whole_pattern
-from .schema import SchemaError, normalise
+from .patterns import whole_pattern
+from .schema import ANNOTATIONS, SchemaError, normalise
 from .sources import OPTIONS, json_rule, literal, regex_rule
 
-MOST_COUNTED = 4_000
+MOST_COUNTED = 1_000
 """Characters of text without quotes that a grammar counts: each is a state of its automaton."""
+_SAID = frozenset(["type", "maxLength", "$defs", "definitions"])
 
 
 class Writer:
@@ -26,6 +27,7 @@ class Writer:
         self.calls = calls
         self.rules: list[str] = []
         self.left_out: list[str] = []
+        self._count = MOST_COUNTED
 
     def finish(self, start: str) -> tuple[str, tuple[str, ...]]:
         """(the whole grammar's text, what it leaves out)."""
@@ -97,14 +99,11 @@ class Writer:
     def json(self, schema: Any, strict: bool, path: str) -> str:
         """The rule of a JSON value. Raises SchemaError with a path that begins with `path`."""
         try:
-            return json_rule(self._normal(schema, strict, path), one_of=not strict)
+            made, left_out = normalise(schema, strict)
+            self.left_out += [f"{path}.{each}" for each in left_out]
+            return json_rule(made, one_of=not strict)
         except SchemaError as error:
             raise error.under(path) from None
-
-    def _normal(self, schema: Any, strict: bool, path: str) -> Any:
-        made, left_out = normalise(schema, strict)
-        self.left_out += [f"{path}.{each}" for each in left_out]
-        return made
 
     def arguments(self, tool: Offered) -> str:
         """The rule of a tool's arguments as a JSON object."""
@@ -141,37 +140,35 @@ class Writer:
         if tool.input["syntax"] == "lark":
             inner = self.rule(f"%lark {{\n{definition}\n}}")
             return f"{inner} {self.text(ends)}"
-        return self._text_like([f"(?:{whole_pattern(definition)})"], ends, tag)
+        return self._text_like(f"(?:{whole_pattern(definition)})", ends, tag)
 
-    def _text_like(self, patterns: list[str], ends: str, tag: str) -> str:
-        """The rule of text that regular expressions match from end to end, through what ends it."""
+    def _text_like(self, pattern: str, ends: str, tag: str) -> str:
+        """The rule of text that a regular expression matches from end to end, through what ends it."""
         before, control, behind = self._cut(ends)
-        pattern = self.rule(" & ".join(map(regex_rule, patterns)), "T")
         if control is not None:
-            body = self.rule(f"{pattern} {literal(before) if before else ''}", "T")
+            body = self.rule(f"{regex_rule(pattern)} {literal(before) if before else ''}", "T")
             return f"{body} <[{self.calls.tags[control]}]> {self.text(behind)}".rstrip()
-        none = f"~/(?s:.*){_escaped(tag)}(?s:.*)/"
-        body = self.rule(f"{pattern} & {none}", "T")
-        return self.rule(body, options=f"[suffix={literal(ends)}]")
+        # Only the tag may be the suffix: with more of it the automaton has too many expressions.
+        at = ends.index(tag)
+        front, rest = ends[:at], ends[at + len(tag) :]
+        text = regex_rule(pattern)
+        if front:
+            text = self.rule(f"{text} {literal(front)}", "T")
+        body = self.rule(f"{text} & ~/(?s:.*){_escaped(tag)}(?s:.*)/", "T")
+        ended = self.rule(body, options=f"[suffix={literal(tag)}]")
+        return f"{ended} {self.text(rest)}".rstrip()
 
-    def _string(self, schema: Any, path: str, strict: bool, ends: str, tag: str) -> str:
-        """The rule of a string without quotes, as its schema has it, through what ends it."""
-        try:
-            schema = self._normal(schema, strict, path)
-        except SchemaError as error:
-            raise error.under(path) from None
-        least, most = schema.get("minLength", 0), schema.get("maxLength")
-        patterns = []
-        for key in ("minLength", "maxLength", "format"):
-            if key == "format" or schema.get(key, 0) > MOST_COUNTED:
-                self.left_out += [f"{path}.{key}"] if key in schema else []
-        if max(least, most or 0) <= MOST_COUNTED and (least or most is not None):
-            patterns.append(f"(?s:.){{{least},{'' if most is None else most}}}")
-        if (pattern := schema.get("pattern")) is not None:
-            patterns.append(found_in(pattern))
-        if not patterns:
-            return self.until(tag, ends[ends.index(tag) + len(tag) :])
-        return self._text_like(patterns, ends, tag)
+    def _string(self, schema: dict[str, Any], path: str, ends: str, tag: str) -> str:
+        """The rule of a string without quotes through what ends it. Of its schema only the length
+        is enforced; the rest is told."""
+        self.left_out += [f"{path}.{key}" for key in schema if key not in ANNOTATIONS | _SAID]
+        most = schema.get("maxLength")
+        if isinstance(most, int) and not isinstance(most, bool) and 0 <= most <= self._count:
+            self._count -= most
+            return self._text_like(f"(?s:.){{0,{most}}}", ends, tag)
+        if "maxLength" in schema:
+            self.left_out.append(f"{path}.maxLength")
+        return self.until(tag, ends[ends.index(tag) + len(tag) :])
 
     def pairs(
         self, tool: Offered, opening: Callable[[str, bool], str], ends: str, tag: str
@@ -186,7 +183,8 @@ class Writer:
         closing, rest = self.text(ends), ends[ends.index(tag) + len(tag) :]
         loose = self.calls.free and not tool.enforced
         for each in self._arguments(tool, tool.parameters):
-            words, plain = _words(each.schema), _string_schema(each.schema, tool.parameters)
+            plain = _string_schema(each.schema, tool.parameters)
+            words = _words(each.schema if plain is None else plain)
             if words is not None:
                 value = f"({' | '.join(map(literal, words))}) {closing}"
             elif tool.input is not None:
@@ -194,7 +192,7 @@ class Writer:
             elif plain is not None and loose:
                 value = self.until(tag, rest)
             elif plain is not None:
-                value = self._string(plain, each.path, tool.strict, ends, tag)
+                value = self._string(plain, each.path, ends, tag)
             else:
                 made = self.json(True if loose else each.whole, tool.strict, each.path)
                 value = f"{self.rule(made)} {closing}"
@@ -261,9 +259,11 @@ def _string_schema(schema: Any, root: Mapping[str, Any]) -> dict[str, Any] | Non
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#/"):
             break
-        schema = root
+        beside = {k: v for k, v in schema.items() if k != "$ref"}
+        found: Any = root
         for step in reference[2:].split("/"):
-            schema = schema.get(step) if isinstance(schema, Mapping) else None
+            found = found.get(step) if isinstance(found, Mapping) else None
+        schema = {**found, **beside} if isinstance(found, Mapping) else None
     if isinstance(schema, dict) and schema.get("type") in ("string", ["string"]):
         return schema
     return None

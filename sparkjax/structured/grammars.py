@@ -17,6 +17,10 @@ from .matcher import Alphabet, GrammarError, Matcher
 KEPT = 64
 """Compiled grammars that are kept for the next request with the same text."""
 
+USES = 32
+"""Answers that share one compiled grammar: they share the states that its lexer has been in, too,
+which `LIMITS` counts."""
+
 LIMITS = llguidance.LLParserLimits(
     max_items_in_row=2000,
     initial_lexer_fuel=1_000_000,
@@ -71,6 +75,7 @@ class Grammars:
         self._tokenizer = tokenizer(tokens, special, ends)
         self._closing = Closing(tokens, special, ends)
         self._kept: OrderedDict[str, Future[Any]] = OrderedDict()
+        self._uses: dict[str, int] = {}
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")
 
@@ -89,7 +94,8 @@ class Grammars:
             if found is None:
                 found = self._kept[source] = self._pool.submit(self._compile, source)
                 while len(self._kept) > KEPT:
-                    self._kept.popitem(last=False)
+                    gone, _ = self._kept.popitem(last=False)
+                    self._uses.pop(gone, None)
             self._kept.move_to_end(source)
         return found
 
@@ -105,8 +111,20 @@ class Grammars:
           GrammarError: the grammar is none, or beyond `LIMITS`.
         """
         automaton = self.prepare(source).result().deep_copy()
+        with self._lock:
+            self._uses[source] = self._uses.get(source, 0) + 1
+            worn = self._uses[source] >= USES
+        if worn:
+            self.forget(source)
         budget = None if tokens is None else Budget(self._closing, source, tokens)
         return Matcher(automaton, self.alphabet, after, budget)
+
+    def forget(self, source: str) -> None:
+        """A grammar is compiled anew for its next answer: one that met a limit would meet it in
+        every answer to come."""
+        with self._lock:
+            self._kept.pop(source, None)
+            self._uses.pop(source, None)
 
     def _compile(self, source: str) -> Any:
         return compile_grammar(self._tokenizer, source)

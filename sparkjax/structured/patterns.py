@@ -21,18 +21,10 @@ def whole_pattern(pattern: str) -> str:
     """A regular expression without the anchors at its two ends."""
     if pattern.startswith("^"):
         pattern = pattern[1:]
-    if pattern.endswith("$") and not pattern.endswith("\\$"):
-        pattern = pattern[:-1]
+    front = pattern[:-1]
+    if pattern.endswith("$") and (len(front) - len(front.rstrip("\\"))) % 2 == 0:
+        pattern = front
     return pattern
-
-
-def found_in(pattern: str) -> str:
-    """A regular expression of all texts that have a match of one anywhere, as JSON Schema reads
-    `pattern`."""
-    whole = whole_pattern(pattern)
-    front = "" if pattern.startswith("^") else "(?s:.*)"
-    behind = "" if whole_pattern(f"^{pattern}") != pattern else "(?s:.*)"
-    return f"{front}(?:{whole}){behind}"
 
 
 def too_often(pattern: str) -> str | None:

@@ -6,8 +6,9 @@ import random
 
 import numpy as np
 import pytest
-from walks import END, GRAMMARS, TAGS, TOKENS, WORDS_PER_MASK, allowed, answer
+from walks import END, GRAMMARS, TAGS, TOKENS, WORDS_PER_MASK, allowed, answer, follows
 
+from sparkjax.structured.grammars import USES
 from sparkjax.structured.matcher import GrammarError
 from sparkjax.structured.sources import Wanted, source
 
@@ -118,3 +119,15 @@ def test_regular_expressions_match_from_end_to_end():
         for byte in b"ab":
             matcher.advance(byte)
         assert set(allowed(matcher)) == {ord("b"), END}
+
+
+def test_a_grammar_does_not_wear_out():
+    """Its answers share a lexer, whose states are counted; a grammar that failed begins anew."""
+    text = source(Wanted("regex", "[ab]{1,40}(x|y[cd]{1,30})")).text
+    first = GRAMMARS.prepare(text)
+    for seed in range(USES + 3):
+        assert follows(text, bytes(answer(text, seed)).decode())
+    assert GRAMMARS.prepare(text) is not first
+    again = GRAMMARS.prepare(text)
+    GRAMMARS.forget(text)
+    assert GRAMMARS.prepare(text) is not again

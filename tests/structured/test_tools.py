@@ -115,29 +115,38 @@ def test_strict_calls_among_text_are_read_as_calls(name: str, control: bool):
     assert called
 
 
-LIMITED = {
-    "type": "object",
-    "properties": {
-        "short": {"type": "string", "maxLength": 5},
-        "code": {"type": "string", "minLength": 2, "maxLength": 9, "pattern": "[A-Z]-[0-9]"},
-        "ends": {"$ref": "#/$defs/ends"},
-        "long": {"type": "string", "maxLength": 50_000},
-    },
-    "required": ["short", "code", "ends"],
-    "$defs": {"ends": {"type": "string", "pattern": "^[a-zé]+;$"}},
-}
+def limited(most: int) -> dict:
+    return {
+        "type": "object",
+        "properties": {
+            "text": {"type": "string", "maxLength": most},
+            "colour": {"$ref": "#/$defs/colour"},
+        },
+        "required": ["text", "colour"],
+        "$defs": {"colour": {"type": "string", "enum": ["red", "grün"]}},
+    }
 
 
+@pytest.mark.parametrize("most", [5, 60, 500])
 @pytest.mark.parametrize("control", [True, False], ids=["control tokens", "text"])
 @pytest.mark.parametrize("name", tools.WRITERS)
-def test_strings_have_the_length_and_the_pattern_of_their_schemas(name: str, control: bool):
-    """Also where they are written without quotes; too long a length to count is told."""
-    offered = (Offered("f", LIMITED),)
+def test_strings_are_no_longer_than_their_schemas_allow(name: str, control: bool, most: int):
+    """Also where they are written without quotes, and from answer to answer."""
+    schema = limited(most)
+    offered = (Offered("f", schema),)
     source, left_out = tools.grammar(Calls(name, offered, False, TAGS if control else {}))
-    assert left_out in ((), ("f.parameters.properties.long.maxLength",))
+    assert not left_out
     for seed in range(4):
         (call,) = parse(name, answer(source, seed), control, offered).tool_calls
-        jsonschema.validate(json.loads(call.arguments), LIMITED)
+        jsonschema.validate(json.loads(call.arguments), schema)
+
+
+def test_what_is_not_enforced_of_a_string_without_quotes_is_told():
+    text = {"type": "string", "minLength": 5, "maxLength": 50_000, "pattern": "(?=a)b", "title": "T"}
+    schema = {"type": "object", "properties": {"s": text}, "required": ["s"]}
+    _, left_out = tools.grammar(Calls("qwen", (Offered("f", schema, strict=True),)))
+    path = "f.parameters.properties.s"
+    assert set(left_out) == {f"{path}.{key}" for key in ("minLength", "maxLength", "pattern")}
 
 
 INPUT = {
