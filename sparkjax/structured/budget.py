@@ -13,22 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from .closing import Closing, Effort, Way, ids, opens
+from .closing import Closing, Effort, Way, count, ids, opens
 
 HORIZON = 640
 """Tokens that are left when the way to the end is first looked for."""
-LENIENT = 96
-"""Spare tokens at which an answer opens only what can still be closed; more where one token has
-opened more."""
-EASY = 24
-"""Spare tokens from which on what was not tried out may come, too."""
+LENIENT = 128
+"""Spare tokens, were each one byte of JSON, at which an answer opens only what can still be closed;
+more where one token has opened more. Above two thirds of it, what was not tried out may come, too."""
 SPARE = 4
 """Spare tokens at which text goes on no longer: a cut character may take three to end."""
 ESCAPE = 6
 """Tokens that an escape in a string of JSON may take."""
 SHORT_MASK = 256
 """Ids of a mask that is a choice of a few texts, at most; a longer one is text."""
-SEARCH, TRIALS = 20_000, 2_000
+SEARCH, TRIALS = 20_000, 3_000
 """Effort (see `closing.Effort`) for the way itself, and for all trials before one token."""
 
 
@@ -48,7 +46,8 @@ class Budget:
         self._closing, self.left = closing, tokens
         self._ends = closing.ends_of(source)
         self._look = HORIZON
-        self._room = LENIENT
+        self._room = int(LENIENT * closing.tokens_a_byte)
+        self._easy = self._room * 2 // 3
         self._way: Way | None = None
         self._tries: list[Way] = []
         self.tight = False
@@ -83,23 +82,30 @@ class Budget:
             self._look = self.left - max((spare - self._room) // 8, 1)
             return
         self.tight = spare <= SPARE
-        every = ids(row)
-        text = len(every) > min(SHORT_MASK, self._closing.size // 4)
+        text = count(row) > min(SHORT_MASK, self._closing.size // 4)
         if accepting and text:
             return  # it may end anywhere
         if way and all(b"\x80" <= self._closing.text(t) < b"\xc0" for t in way):
             return  # a character that has begun is all that is missing, whichever it is
-        kept = np.zeros_like(row)
+        if (
+            text
+            and self._way.quoted
+            and spare > self._easy
+            and not (row & self._closing.again).any()
+        ):
+            return  # a string that ends here opens nothing large
+        kept, every = np.zeros_like(row), row
         if text:
             quiet = self._closing.quiet[self._way.quoted]
-            every = ids(row & ~quiet)
+            every = row & ~quiet
             if spare > SPARE:
                 kept = row & quiet
             if self._way.quoted:
                 escapes = row & self._closing.escapes
-                every = ids(row & ~quiet & ~escapes)
+                every &= ~escapes
                 if spare > SPARE + ESCAPE:
                     kept |= escapes
+        every = ids(every)
         for token in [*way[:1], *self._that_fit(automaton, self._way, every, spare, accepting)]:
             kept[token // 32] |= np.uint32(1 << token % 32)
         kept &= row
@@ -125,33 +131,38 @@ class Budget:
         found: list[int] = []
         effort = Effort(TRIALS)
         groups = self._alike(way, tokens)
-        for special, text in sorted(groups, key=lambda key: not opens(key[1])):
-            alike = groups[special, text]
+        open_ways = []
+        for key in sorted(groups, key=lambda key: not opens(key[1])):
+            special, text = key
+            alike = groups[key]
             if self._closing.ends(alike[0]):
                 found += alike
                 continue
             rest = None if special else self._closing.rest(way, text)
+            after = None
             if rest is None or text != self._closing.text(alike[0]):
+                after = automaton.deep_copy()
+                after.try_consume_tokens(alike[:1])
                 tries = [] if rest is None else [rest]
-                rest = self._tried(automaton, way, alike[0], tries, effort)
+                tries += self._closing.behind(way, alike[0])
+                tries.append(Way(self._closing.tail(way), False))
+                rest = self._closing.first_that_ends(after, tries, effort)
+            if rest is None and after is not None:
+                open_ways.append((text, alike, after))
+            elif rest is not None and self._enough(rest, accepting):
+                found += alike
+        for text, alike, after in open_ways:  # what takes longer, with what effort is left
+            rest = self._closing.shortest(after, effort, self._ends, self._closing.tail(way))
             if rest is None:
-                fits = spare > (EASY if special or opens(text) else 2 * SPARE)
+                fits = spare > (2 * SPARE if text.isdigit() else self._easy)
             else:
-                fits = len(rest.tokens) + 2 <= self.left or (accepting and not rest.tokens)
+                fits = self._enough(rest, accepting)
             if fits:
                 found += alike
         return found
 
-    def _tried(
-        self, automaton: Any, way: Way, token: int, tries: list[Way], effort: Effort
-    ) -> Way | None:
-        after = automaton.deep_copy()
-        if effort.left < 0 or after.try_consume_tokens([token]) != 1:
-            return None
-        tries = [*tries, *self._closing.behind(way, token), Way(self._closing.tail(way), False)]
-        return self._closing.first_that_ends(after, tries, effort) or self._closing.shortest(
-            after, effort, self._ends, self._closing.tail(way)
-        )
+    def _enough(self, rest: Way, accepting: bool) -> bool:
+        return len(rest.tokens) + 2 <= self.left or (accepting and not rest.tokens)
 
     def _alike(self, way: Way, tokens: np.ndarray) -> dict[tuple[bool, bytes], list[int]]:
         found: dict[tuple[bool, bytes], list[int]] = {}

@@ -16,11 +16,12 @@ import numpy as np
 
 LONGEST_WALK = 512
 """Tokens of a way, at most."""
-LOOK = 50
+LOOK = 15
 """Effort of a mask."""
 DEEPEST = 24
 """Brackets that a way closes in a row, at most: more are text, taken for brackets."""
 
+_SAMPLE = b'{"name": "value", "items": [{"id": 12, "kind": "text"}]}'
 _STRING = (b'"',)
 _PLAIN = (b"}", b"]", b":", b",", b'"', b"0", b"1", b"null", b"true", b"false", b"[", b"{")
 """What is tried inside of a string of JSON, and outside, in this order."""
@@ -68,17 +69,22 @@ class Closing:
                 self._ids.setdefault(raw, i)
         self._longest = max(map(len, self._ids), default=0)
         self._special = frozenset(silent)
+        self.tokens_a_byte = len(self.spell(_SAMPLE)) / len(_SAMPLE) or 1.0
+        """Tokens that a byte of JSON takes."""
         # The order in which a token is chosen where nothing of the above fits: no blank in front, no
         # quote, then the longest.
         blank = np.array([not raw or raw[:1].isspace() for raw in tokens])
         quote = np.array([b'"' in raw or b"\\" in raw for raw in tokens])
         length = np.array([min(len(raw), 63) for raw in tokens])
         self._rank = (blank * 4 + quote * 2) * 64 - length
+        self._best = np.argsort(self._rank, kind="stable")[:512]
         opening = np.array([opens(raw) for raw in tokens])
         self.quiet = {True: _words(~quote), False: _words(~opening)}
         """uint32 [words] of ids that open nothing, inside of a string of JSON and outside."""
         self.escapes = _words(np.array([b"\\" in raw for raw in tokens]))
         """uint32 [words] of ids with a backslash."""
+        self.again = _words(np.array([re.search(rb'".*[{\[,]', raw) is not None for raw in tokens]))
+        """uint32 [words] of ids that open something behind a quote."""
 
     def ends_of(self, source: str) -> list[list[int]]:
         """What ends free text in a grammar, as tokens."""
@@ -143,10 +149,17 @@ class Closing:
         return Way([*between, *way.tokens[at:]], self._quoted(way, text))
 
     def behind(self, way: Way, token: int) -> list[Way]:
-        """What a way may have become behind another token: itself, where that is text or a blank;
-        what comes behind its first token."""
-        quoted = self._quoted(way, self._tokens[token])
-        return [Way(way.tokens, quoted), Way(way.tokens[1:], quoted)]
+        """What a way may have become behind another token: its rest, but for blanks; what comes
+        behind the number that it begins with; itself, where the token is text or a blank; what comes behind its first token."""
+        text = self._tokens[token]
+        quoted = self._quoted(way, text)
+        close = self.rest(way, b"".join(text.split()))
+        found = [] if close is None else [Way(close.tokens, quoted)]
+        head = b"".join(self._tokens[t] for t in way.tokens[:8])
+        number = head[: len(head) - len(head.lstrip(b"0123456789.eE+-"))]
+        if not quoted and number and (behind := self.rest(way, number)) is not None:
+            found.append(Way(behind.tokens, quoted))
+        return [*found, Way(way.tokens, quoted), Way(way.tokens[1:], quoted)]
 
     def _quoted(self, way: Way, text: bytes) -> bool:
         quotes = _Quotes(way.quoted)
@@ -255,8 +268,11 @@ class Closing:
         automaton.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if automaton.is_error() or not row.any():
             return None
-        fits = ids(row)
-        chosen = int(fits[self._rank[fits].argmin()])
+        best = self._best[(row[self._best // 32] >> (self._best % 32).astype(np.uint32)) & 1 > 0]
+        if not len(best):
+            fits = ids(row)
+            best = fits[[self._rank[fits].argmin()]]
+        chosen = int(best[0])
         return [chosen] if automaton.try_consume_tokens([chosen]) == 1 else None
 
     def _brief(self, way: Sequence[int]) -> list[int]:
@@ -302,9 +318,17 @@ def opens(text: bytes) -> bool:
     return any(c in b'"\\{[,<(' for c in text)
 
 
+def count(row: np.ndarray) -> int:
+    """How many ids a mask, uint32 [words], has."""
+    return int.from_bytes(row.tobytes(), "little").bit_count()
+
+
 def ids(row: np.ndarray) -> np.ndarray:
     """The ids of a mask, uint32 [words], rising."""
-    return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+    some = np.flatnonzero(row)  # most masks are nearly empty
+    bits = np.unpackbits(row[some].view(np.uint8), bitorder="little").reshape(-1, 32)
+    word, bit = np.nonzero(bits)
+    return some[word] * 32 + bit
 
 
 def _words(ids: np.ndarray) -> np.ndarray:
