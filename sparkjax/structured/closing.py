@@ -155,6 +155,9 @@ class Closing:
         quoted = self._quoted(way, text)
         close = self.rest(way, b"".join(text.split()))
         found = [] if close is None else [Way(close.tokens, quoted)]
+        if not way.quoted and text.lstrip().startswith(b'"'):  # a string with something in it
+            opened = self.rest(way, b'""'[: text.count(b'"')])
+            found += [] if opened is None else [Way(opened.tokens, quoted)]
         head = b"".join(self._tokens[t] for t in way.tokens[:8])
         number = head[: len(head) - len(head.lstrip(b"0123456789.eE+-"))]
         if not quoted and number and (behind := self.rest(way, number)) is not None:
@@ -167,11 +170,15 @@ class Closing:
         return quotes.quoted
 
     def tail(self, way: Way) -> list[int]:
-        """What comes behind the first token of a way that ends with a quote."""
-        for at, token in enumerate(way.tokens):
-            if self._tokens[token].endswith(b'"') and not (at == 0 and not way.quoted):
-                return way.tokens[at + 1 :]
-        return []
+        """What comes behind the first string of a way that ends."""
+        text = b""
+        for token in way.tokens:
+            if token in self._special:
+                break
+            text += self._tokens[token]
+        last = text.find(b'"', 0 if way.quoted else text.find(b'"') + 1)
+        rest = self.rest(way, text[: last + 1])
+        return [] if rest is None else rest.tokens
 
     def first_that_ends(self, automaton: Any, ways: Sequence[Way], effort: Effort) -> Way | None:
         """The first of some ways that leads from an automaton's state to a whole answer."""
