@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..structured.bits import words
 from ..structured.grammars import Grammars
-from ..structured.matcher import GrammarError, Matcher, words
+from ..structured.matcher import GrammarError, Matcher
 from .plan import Row
 from .records import Submit
 

@@ -9,11 +9,13 @@ are not touched; nor is free text, which may end anywhere.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 
-from .closing import Closing, Effort, Way, count, ids, opens
+from . import bits
+from .closing import Closing, Effort, Way, opens
 
 HORIZON = 640
 """Tokens that are left when the way to the end is first looked for."""
@@ -44,13 +46,18 @@ class Budget:
 
     def __init__(self, closing: Closing, source: str, tokens: int):
         self._closing, self.left = closing, tokens
-        self._ends = closing.ends_of(source)
+        self._source = source
         self._look = HORIZON
         self._room = int(LENIENT * closing.tokens_a_byte)
         self._easy = self._room * 2 // 3
         self._way: Way | None = None
         self._tries: list[Way] = []
         self.tight = False
+
+    @functools.cached_property
+    def _ends(self) -> list[list[int]]:
+        """Most answers end before these are asked for."""
+        return self._closing.ends_of(self._source)
 
     def spend(self, token: int) -> None:
         """One token was committed."""
@@ -82,7 +89,7 @@ class Budget:
             self._look = self.left - max((spare - self._room) // 8, 1)
             return
         self.tight = spare <= SPARE
-        text = count(row) > min(SHORT_MASK, self._closing.size // 4)
+        text = bits.count(row) > min(SHORT_MASK, self._closing.size // 4)
         if accepting and text:
             return  # it may end anywhere
         if way and all(b"\x80" <= self._closing.text(t) < b"\xc0" for t in way):
@@ -105,9 +112,8 @@ class Budget:
                 every &= ~escapes
                 if spare > SPARE + ESCAPE:
                     kept |= escapes
-        every = ids(every)
-        for token in [*way[:1], *self._that_fit(automaton, self._way, every, spare, accepting)]:
-            kept[token // 32] |= np.uint32(1 << token % 32)
+        tried = self._that_fit(automaton, self._way, bits.ids(every), spare, accepting)
+        bits.add(kept, [*way[:1], *tried])
         kept &= row
         if kept.any():
             row[:] = kept
@@ -131,6 +137,7 @@ class Budget:
         found: list[int] = []
         effort = Effort(TRIALS)
         groups = self._alike(way, tokens)
+        tail = self._closing.tail(way)
         open_ways = []
         for key in sorted(groups, key=lambda key: not opens(key[1])):
             special, text = key
@@ -145,14 +152,14 @@ class Budget:
                 after.try_consume_tokens(alike[:1])
                 tries = [] if rest is None else [rest]
                 tries += self._closing.behind(way, alike[0])
-                tries.append(Way(self._closing.tail(way), False))
+                tries.append(Way(tail, False))
                 rest = self._closing.first_that_ends(after, tries, effort)
             if rest is None and after is not None:
                 open_ways.append((text, alike, after))
             elif rest is not None and self._enough(rest, accepting):
                 found += alike
         for text, alike, after in open_ways:  # what takes longer, with what effort is left
-            rest = self._closing.shortest(after, effort, self._ends, self._closing.tail(way))
+            rest = self._closing.shortest(after, effort, self._ends, tail)
             if rest is None:
                 fits = spare > (2 * SPARE if text.isdigit() else self._easy)
             else:

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import bits
+
 LONGEST_WALK = 512
 """Tokens of a way, at most."""
 LOOK = 15
@@ -79,11 +81,11 @@ class Closing:
         self._rank = (blank * 4 + quote * 2) * 64 - length
         self._best = np.argsort(self._rank, kind="stable")[:512]
         opening = np.array([opens(raw) for raw in tokens])
-        self.quiet = {True: _words(~quote), False: _words(~opening)}
+        self.quiet = {True: bits.pack(~quote), False: bits.pack(~opening)}
         """uint32 [words] of ids that open nothing, inside of a string of JSON and outside."""
-        self.escapes = _words(np.array([b"\\" in raw for raw in tokens]))
+        self.escapes = bits.pack(np.array([b"\\" in raw for raw in tokens]))
         """uint32 [words] of ids with a backslash."""
-        self.again = _words(np.array([re.search(rb'".*[{\[,]', raw) is not None for raw in tokens]))
+        self.again = bits.pack(np.array([re.search(rb'".*[{\[,]', raw) is not None for raw in tokens]))
         """uint32 [words] of ids that open something behind a quote."""
 
     def ends_of(self, source: str) -> list[list[int]]:
@@ -150,7 +152,8 @@ class Closing:
 
     def behind(self, way: Way, token: int) -> list[Way]:
         """What a way may have become behind another token: its rest, but for blanks; what comes
-        behind the number that it begins with; itself, where the token is text or a blank; what comes behind its first token."""
+        behind the number that it begins with; itself, where the token is text or a blank; what
+        comes behind its first token."""
         text = self._tokens[token]
         quoted = self._quoted(way, text)
         close = self.rest(way, b"".join(text.split()))
@@ -275,9 +278,9 @@ class Closing:
         automaton.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if automaton.is_error() or not row.any():
             return None
-        best = self._best[(row[self._best // 32] >> (self._best % 32).astype(np.uint32)) & 1 > 0]
+        best = self._best[bits.has(row, self._best)]
         if not len(best):
-            fits = ids(row)
+            fits = bits.ids(row)
             best = fits[[self._rank[fits].argmin()]]
         chosen = int(best[0])
         return [chosen] if automaton.try_consume_tokens([chosen]) == 1 else None
@@ -323,23 +326,3 @@ class _Quotes:
 def opens(text: bytes) -> bool:
     """Whether a text outside of strings may begin what has to be ended."""
     return any(c in b'"\\{[,<(' for c in text)
-
-
-def count(row: np.ndarray) -> int:
-    """How many ids a mask, uint32 [words], has."""
-    return int.from_bytes(row.tobytes(), "little").bit_count()
-
-
-def ids(row: np.ndarray) -> np.ndarray:
-    """The ids of a mask, uint32 [words], rising."""
-    some = np.flatnonzero(row)  # most masks are nearly empty
-    bits = np.unpackbits(row[some].view(np.uint8), bitorder="little").reshape(-1, 32)
-    word, bit = np.nonzero(bits)
-    return some[word] * 32 + bit
-
-
-def _words(ids: np.ndarray) -> np.ndarray:
-    """bool [V] to uint32 [ceil(V / 32)]."""
-    padded = np.zeros(-(-len(ids) // 32) * 32, bool)
-    padded[: len(ids)] = ids
-    return np.packbits(padded, bitorder="little").view(np.uint32)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from . import bits
 from .budget import Budget
 
 LEAD = 2
@@ -36,19 +37,10 @@ class Alphabet:
 
     @classmethod
     def of(cls, tokens: Sequence[bytes], ends: Sequence[int]) -> Alphabet:
-        free = np.full(words(len(tokens)), 0xFFFFFFFF, np.uint32)
-        newlines = np.zeros_like(free)
-        for end in ends:
-            free[end // 32] &= ~np.uint32(1 << end % 32)
-        for i, raw in enumerate(tokens):
-            if raw and not raw.strip(b"\n"):
-                newlines[i // 32] |= np.uint32(1 << i % 32)
-        return cls(tuple(tokens), tuple(ends), free, newlines)
-
-
-def words(vocab: int) -> int:
-    """uint32 words of a mask over `vocab` ids."""
-    return -(-vocab // 32)
+        last = np.zeros(bits.words(len(tokens)), np.uint32)
+        bits.add(last, ends)
+        newlines = bits.pack(np.array([bool(raw) and not raw.strip(b"\n") for raw in tokens]))
+        return cls(tuple(tokens), tuple(ends), ~last, newlines)
 
 
 @dataclasses.dataclass
@@ -121,7 +113,7 @@ class Matcher:
         count = 0
         for draft in [None, *drafts[: len(out) - 1]]:
             if draft is not None:
-                if self._place.ended or not self._allows(out[count - 1], draft):
+                if self._place.ended or not bits.has(out[count - 1], draft):
                     break
                 if not self._consume(draft):
                     break
@@ -188,10 +180,6 @@ class Matcher:
             row |= alphabet.newlines
         return bool(row.any())
 
-    @staticmethod
-    def _allows(row: np.ndarray, token: int) -> bool:
-        return bool(row[token // 32] >> np.uint32(token % 32) & 1)
-
     def _reason(self) -> str:
         said = self._automaton.get_error() if self._automaton.is_error() else ""
         return f"the grammar cannot go on: {said.strip() or 'no token of the vocabulary fits'}"
@@ -199,5 +187,4 @@ class Matcher:
 
 def _only(row: np.ndarray, tokens: Sequence[int]) -> None:
     row[:] = 0
-    for token in tokens:
-        row[token // 32] |= np.uint32(1 << token % 32)
+    bits.add(row, tokens)

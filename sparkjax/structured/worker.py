@@ -23,7 +23,8 @@ import msgspec
 import numpy as np
 
 from . import grammars
-from .matcher import Alphabet, GrammarError, Matcher, words
+from .bits import words
+from .matcher import Alphabet, GrammarError, Matcher
 from .schema import SCHEMA_LISTS, SCHEMA_MAPS, SchemaError, normalise
 from .sources import Source, Wanted, json_rule, source, start
 
