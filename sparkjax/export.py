@@ -54,17 +54,10 @@ def export(
         raise CheckpointError(
             f"{source}: a model with lookup tables of its own beside the parameters is not exported"
         )
-    from .model import _drafts, ignored
+    from .model import loaded_tree
 
-    drafts, partial = _drafts(family, config, 1, checkpoint)
-    tree = family.declare(config, 1)
-    tree = tree | {"draft": drafts} if drafts else tree
-    params = load.load_params(
-        tree,
-        checkpoint,
-        ignored=(*ignored(family, config), *partial),
-        progress=progress,
-    )
+    tree, unread = loaded_tree(family, config, 1, checkpoint)
+    params = load.load_params(tree, checkpoint, ignored=unread, progress=progress)
     params = jax.tree.map(np.asarray, params)
     if dtype is not None:
         params = numbers(tree, params, dtype)

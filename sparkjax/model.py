@@ -95,7 +95,7 @@ class Model:
         config = family.read_config(checkpoint.config)
         mesh = spmd.make_mesh(context.ranks) if context.ranks > 1 and not context.own else None
         hosted = tables.declared(family, config)
-        tree_loaded, partial = loaded_tree(family, config, context.ranks, checkpoint)
+        tree_loaded, unread = loaded_tree(family, config, context.ranks, checkpoint)
         notes = digest.Notes() if check else None
         params = load.load_params(
             tree_loaded,
@@ -104,7 +104,7 @@ class Model:
             rank=context.transport.rank if context.transport is not None else None,
             mesh=mesh,
             expand=load.expand_where_needed(context.platform),
-            ignored=(*ignored(family, config), *partial, *tables.tensors(hosted, checkpoint)),
+            ignored=unread,
             progress=progress,
             before=lambda weights: before(family, config, weights),
             notes=notes,
@@ -442,10 +442,13 @@ def ignored(family: Any, config: Any) -> tuple[str, ...]:
 def loaded_tree(
     family: Any, config: Any, ranks: int, checkpoint: Checkpoint
 ) -> tuple[declarations.Tree, tuple[str, ...]]:
-    """(the declarations of all that is loaded, the tensors of layers that are not)."""
+    """(the declarations of all that is loaded; the tensors, and prefixes of such, that are not: what
+    the family never reads, layers that are there in part, tables that stay in the file)."""
     tree = family.declare(config, ranks)
     drafts, partial = _drafts(family, config, ranks, checkpoint)
-    return (tree | {"draft": drafts} if drafts else tree), partial
+    hosted = tables.tensors(tables.declared(family, config), checkpoint)
+    unread = (*ignored(family, config), *partial, *hosted)
+    return (tree | {"draft": drafts} if drafts else tree), unread
 
 
 def _drafts(

@@ -55,6 +55,12 @@ def share(spec: PartitionSpec, shape: Sequence[int], rank: int, ranks: int) -> t
     return tuple(found)
 
 
+def whole(spec: PartitionSpec, shape: Sequence[int], ranks: int) -> tuple[int, ...]:
+    """The shape of all ranks' arrays together, where one rank holds `shape` under `spec`."""
+    names = (*spec, *(None,) * (len(shape) - len(spec)))
+    return tuple(n if name is None else n * ranks for name, n in zip(names, shape, strict=True))
+
+
 def share_of(array: Any, spec: PartitionSpec, rank: int, ranks: int) -> Any:
     """One rank's part of a whole array (or of every plane of a quantized one)."""
     return jax.tree.map(lambda a: a[share(spec, a.shape, rank, ranks)], array)

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 
 from ..manifests import Manifest
-from ..model import ignored, loaded_tree
+from ..mesh import spmd
+from ..model import loaded_tree
 from ..models import params as declarations
-from ..models import tables
 from ..models.registry import family_of
 from ..weights import load, stream
 from ..weights.checkpoint import Checkpoint, open_checkpoint
@@ -48,15 +48,15 @@ def abstract_weights(checkpoint: Checkpoint, tree: declarations.Tree, ranks: int
     Raises:
       CheckpointError: tensors are missing, or not what the config asks for.
     """
-    _check_names(checkpoint, ranks)
+    family = family_of(checkpoint.config)
+    config = family.read_config(checkpoint.config)
+    loaded, unread = loaded_tree(family, config, ranks, checkpoint)
+    load.check_names(loaded, checkpoint, unread)
     specs = dict(declarations.leaves_of(declarations.specs(tree, ranks)))
 
     def whole(spec: Any, plane: stream.Planned) -> jax.ShapeDtypeStruct:
         """All ranks' planes, of which this is the first rank's."""
-        names = (*spec, *(None,) * (len(plane.shape) - len(spec)))
-        parts = [1 if name is None else ranks for name in names]
-        shape = [n * part for n, part in zip(plane.shape, parts, strict=True)]
-        return jax.ShapeDtypeStruct(tuple(shape), plane.dtype)
+        return jax.ShapeDtypeStruct(spmd.whole(spec, plane.shape, ranks), plane.dtype)
 
     return declarations.unflatten(
         {
@@ -64,12 +64,3 @@ def abstract_weights(checkpoint: Checkpoint, tree: declarations.Tree, ranks: int
             for path, leaf in stream.plan(tree, checkpoint, ranks).items()
         }
     )
-
-
-def _check_names(checkpoint: Checkpoint, ranks: int) -> None:
-    """As `Model.load` does before it reads."""
-    family = family_of(checkpoint.config)
-    config = family.read_config(checkpoint.config)
-    tree, partial = loaded_tree(family, config, ranks, checkpoint)
-    hosted = tables.tensors(tables.declared(family, config), checkpoint)
-    load.check_names(tree, checkpoint, (*ignored(family, config), *partial, *hosted))

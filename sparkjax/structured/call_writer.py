@@ -13,7 +13,8 @@ from .sources import OPTIONS, json_rule, literal, regex_rule
 
 MOST_COUNTED = 1_000
 """Characters of text without quotes that a grammar counts: each is a state of its automaton."""
-_SAID = frozenset(["type", "maxLength", "$defs", "definitions"])
+_SAID = ANNOTATIONS | {"type", "maxLength", "$defs", "definitions"}
+"""Keywords of such a text's schema that are enforced, or ask for nothing."""
 
 
 class Writer:
@@ -161,7 +162,7 @@ class Writer:
     def _string(self, schema: dict[str, Any], path: str, ends: str, tag: str) -> str:
         """The rule of a string without quotes through what ends it. Of its schema only the length
         is enforced; the rest is told."""
-        self.left_out += [f"{path}.{key}" for key in schema if key not in ANNOTATIONS | _SAID]
+        self.left_out += [f"{path}.{key}" for key in schema if key not in _SAID]
         most = schema.get("maxLength")
         if isinstance(most, int) and not isinstance(most, bool) and 0 <= most <= self._count:
             self._count -= most

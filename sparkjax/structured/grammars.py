@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -62,6 +63,14 @@ def tokenizer(tokens: Sequence[bytes], special: Sequence[int], ends: Sequence[in
     )
 
 
+@dataclasses.dataclass
+class _Kept:
+    """A grammar, compiled or about to be, and how many answers began with it."""
+
+    automaton: Future[Any]
+    uses: int = 0
+
+
 class Grammars:
     """The grammars of one model. Any thread may call any method.
 
@@ -74,8 +83,7 @@ class Grammars:
         self.alphabet = Alphabet.of(tokens, ends)
         self._tokenizer = tokenizer(tokens, special, ends)
         self._closing = Closing(tokens, special, ends)
-        self._kept: OrderedDict[str, Future[Any]] = OrderedDict()
-        self._uses: dict[str, int] = {}
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")
 
@@ -92,12 +100,11 @@ class Grammars:
         with self._lock:
             found = self._kept.get(source)
             if found is None:
-                found = self._kept[source] = self._pool.submit(self._compile, source)
+                found = self._kept[source] = _Kept(self._pool.submit(self._compile, source))
                 while len(self._kept) > KEPT:
-                    gone, _ = self._kept.popitem(last=False)
-                    self._uses.pop(gone, None)
+                    self._kept.popitem(last=False)
             self._kept.move_to_end(source)
-        return found
+        return found.automaton
 
     def matcher(self, source: str, after: str = "", tokens: int | None = None) -> Matcher:
         """A matcher at the beginning of an answer; waits for the grammar's compilation.
@@ -112,10 +119,11 @@ class Grammars:
         """
         automaton = self.prepare(source).result().deep_copy()
         with self._lock:
-            self._uses[source] = self._uses.get(source, 0) + 1
-            worn = self._uses[source] >= USES
-        if worn:
-            self.forget(source)
+            kept = self._kept.get(source)
+            if kept is not None:
+                kept.uses += 1
+                if kept.uses >= USES:
+                    del self._kept[source]
         budget = None if tokens is None else Budget(self._closing, source, tokens)
         return Matcher(automaton, self.alphabet, after, budget)
 
@@ -124,7 +132,6 @@ class Grammars:
         every answer to come."""
         with self._lock:
             self._kept.pop(source, None)
-            self._uses.pop(source, None)
 
     def _compile(self, source: str) -> Any:
         return compile_grammar(self._tokenizer, source)

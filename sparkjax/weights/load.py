@@ -330,11 +330,7 @@ def _global(held: dict[int, Any], places: dict[int, Any], mesh: Mesh | None, spe
     ]
 
     def join(*planes: jax.Array) -> jax.Array:
-        names = (*sharding.spec, *(None,) * (planes[0].ndim - len(sharding.spec)))
-        shape = tuple(
-            n if name is None else n * mesh.size
-            for n, name in zip(planes[0].shape, names, strict=True)
-        )
+        shape = spmd.whole(sharding.spec, planes[0].shape, mesh.size)
         return jax.make_array_from_single_device_arrays(shape, sharding, list(planes))
 
     return jax.tree.map(join, *shares)

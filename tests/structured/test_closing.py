@@ -78,8 +78,8 @@ def test_calls_that_have_to_come_end_with_all_of_their_arguments(name: str, cont
     for more in (5, 60, 300):
         found = babble(grammar, least(grammar) + more, rng)
         assert found[-1] != -1, text(found[:-1])
-        for call in parse(name, found, control).tool_calls:
-            check(call)
+        (call,) = parse(name, found, control).tool_calls
+        check(call)
 
 
 @pytest.mark.parametrize("seed", range(20))
