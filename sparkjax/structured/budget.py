@@ -9,27 +9,32 @@ are not touched; nor is free text, which may end anywhere.
 
 from __future__ import annotations
 
-import functools
+import itertools
 from typing import Any
 
 import numpy as np
 
 from . import bits
-from .closing import Closing, Effort, Way, opens
+from .closing import Closing, Way
+from .search import Effort, Search
+from .shapes import Shape
+from .trials import Trials, Tried
 
 HORIZON = 640
-"""Tokens that are left when the way to the end is first looked for."""
+"""Tokens that are left when the way to the end is first looked for; more where what may be begun is
+large."""
 LENIENT = 128
 """Spare tokens, were each one byte of JSON, at which an answer opens only what can still be closed;
-more where one token has opened more. Above two thirds of it, what was not tried out may come, too."""
+more where what may be opened takes more. Above two thirds of it, what was not tried out may come,
+too."""
 SPARE = 4
 """Spare tokens at which text goes on no longer: a cut character may take three to end."""
 ESCAPE = 6
 """Tokens that an escape in a string of JSON may take."""
 SHORT_MASK = 256
 """Ids of a mask that is a choice of a few texts, at most; a longer one is text."""
-SEARCH, TRIALS = 20_000, 3_000
-"""Effort (see `closing.Effort`) for the way itself, and for all trials before one token."""
+SEARCH = 20_000
+"""Effort (see `search.Effort`) for the way itself."""
 
 
 class Budget:
@@ -38,42 +43,44 @@ class Budget:
     Args:
       closing: of the vocabulary.
       source: the answer's grammar.
+      shape: its shape.
       tokens: that the answer may have, its end among them.
 
     Attributes:
       tight: no token is left that could be done without.
     """
 
-    def __init__(self, closing: Closing, source: str, tokens: int):
+    def __init__(self, closing: Closing, source: str, shape: Shape, tokens: int):
         self._closing, self.left = closing, tokens
-        self._source = source
-        self._look = HORIZON
-        self._room = int(LENIENT * closing.tokens_a_byte)
+        self._search = Search(closing, source, shape)
+        # Names may take more tokens than other text.
+        record = int(shape.record * min(1.0, 1.5 * closing.tokens_a_byte)) + 2 * SPARE
+        self._room = max(int(LENIENT * closing.tokens_a_byte), record * 3 // 2)
         self._easy = self._room * 2 // 3
+        self._faster = max(8, record // 4)  # tokens of the way that one token may add
+        self._look = self._horizon = max(HORIZON, 2 * self._room)
         self._way: Way | None = None
-        self._tries: list[Way] = []
+        self._tried: list[Tried] = []
+        self._last: tuple[Way, int, list[Tried]] | None = None
+        """The way before the last token, that token, and what was tried out before it."""
+        self._trials = Trials(closing, self._search, shape.regular, record)
         self.tight = False
-
-    @functools.cached_property
-    def _ends(self) -> list[list[int]]:
-        """Most answers end before these are asked for."""
-        return self._closing.ends_of(self._source)
 
     def spend(self, token: int) -> None:
         """One token was committed."""
         self.left -= 1
-        before, self._way, self._tries = self._way, None, []
+        before, self._way, self._last = self._way, None, None
         if before is not None:
             self._way = self._closing.rest(before, self._closing.text(token), token)
-            self._tries = self._closing.behind(before, token)
+            self._last = before, token, self._tried
 
     def near(self, tokens: int) -> bool:
         """Whether the end may matter within so many tokens."""
-        return self.left - tokens <= HORIZON
+        return self.left - tokens <= self._horizon
 
     def narrow(self, automaton: Any, row: np.ndarray) -> None:
         """Takes from a mask, uint32 [words], what would not leave enough tokens to end."""
-        self.tight = False
+        self.tight, self._tried = False, []
         if self.left > self._look:
             return
         accepting = automaton.is_accepting()
@@ -86,7 +93,7 @@ class Budget:
         if spare < 0:
             return  # too late, or never possible
         if spare > self._room:
-            self._look = self.left - max((spare - self._room) // 8, 1)
+            self._look = self.left - max((spare - self._room) // self._faster, 1)
             return
         self.tight = spare <= SPARE
         text = bits.count(row) > min(SHORT_MASK, self._closing.size // 4)
@@ -94,89 +101,44 @@ class Budget:
             return  # it may end anywhere
         if way and all(b"\x80" <= self._closing.text(t) < b"\xc0" for t in way):
             return  # a character that has begun is all that is missing, whichever it is
-        if (
-            text
-            and self._way.quoted
-            and spare > self._easy
-            and not (row & self._closing.again).any()
-        ):
-            return  # a string that ends here opens nothing large
         kept, every = np.zeros_like(row), row
         if text:
             quiet = self._closing.quiet[self._way.quoted]
+            if self._way.quoted and spare > self._easy:
+                quiet = ~self._closing.again  # a string that ends here opens nothing large
             every = row & ~quiet
             if spare > SPARE:
                 kept = row & quiet
-            if self._way.quoted:
+            if self._way.quoted and spare <= self._easy:
                 escapes = row & self._closing.escapes
                 every &= ~escapes
                 if spare > SPARE + ESCAPE:
                     kept |= escapes
-        tried = self._that_fit(automaton, self._way, bits.ids(every), spare, accepting)
-        bits.add(kept, [*way[:1], *tried])
+        bits.add(kept, way[:1])
+        self._tried = list(self._trials.each(automaton, self._way, every, self.left - 2, text))
+        for tokens, begun, rest in self._tried:
+            if rest is None:
+                fits = spare > (2 * SPARE if begun.isdigit() else self._easy)
+            else:
+                fits = len(rest.tokens) + 2 <= self.left or (accepting and not rest.tokens)
+            if fits:
+                bits.add(kept, tokens)
         kept &= row
         if kept.any():
             row[:] = kept
 
     def _found(self, automaton: Any) -> Way | None:
         effort = Effort(SEARCH)
-        way = self._closing.first_that_ends(automaton, self._tries, effort)
+        if self._last is None:
+            return self._search.shortest(automaton, effort)
+        before, token, tried = self._last
+        found = (t.rest for t in tried if t.rest is not None and token in t.tokens)
+        ways = itertools.chain(found, self._closing.behind(before, token))
+        way = self._search.first_that_ends(automaton, ways, effort)
         if way is None:
-            way = self._closing.shortest(automaton, effort, self._ends)
-            if way is not None and self._tries:
-                grown = len(way.tokens) - len(self._tries[0].tokens)
+            inside = self._closing.inside(before, self._closing.text(token))
+            way = self._search.shortest(automaton, effort, inside)
+            if way is not None:
+                grown = len(way.tokens) - len(before.tokens)
                 self._room = max(self._room, grown + 2 * SPARE)
         return way
-
-    def _that_fit(
-        self, automaton: Any, way: Way, tokens: np.ndarray, spare: int, accepting: bool
-    ) -> list[int]:
-        """Tokens behind which the answer can be ended. Of those that differ only in the blanks
-        around them, or (inside of a string) in the text before its end, one is tried; those that
-        open something come first."""
-        found: list[int] = []
-        effort = Effort(TRIALS)
-        groups = self._alike(way, tokens)
-        tail = self._closing.tail(way)
-        open_ways = []
-        for key in sorted(groups, key=lambda key: not opens(key[1])):
-            special, text = key
-            alike = groups[key]
-            if self._closing.ends(alike[0]):
-                found += alike
-                continue
-            rest = None if special else self._closing.rest(way, text)
-            after = None
-            if rest is None or text != self._closing.text(alike[0]):
-                after = automaton.deep_copy()
-                after.try_consume_tokens(alike[:1])
-                tries = [] if rest is None else [rest]
-                tries += self._closing.behind(way, alike[0])
-                tries.append(Way(tail, False))
-                rest = self._closing.first_that_ends(after, tries, effort)
-            if rest is None and after is not None:
-                open_ways.append((text, alike, after))
-            elif rest is not None and self._enough(rest, accepting):
-                found += alike
-        for text, alike, after in open_ways:  # what takes longer, with what effort is left
-            rest = self._closing.shortest(after, effort, self._ends, tail)
-            if rest is None:
-                fits = spare > (2 * SPARE if text.isdigit() else self._easy)
-            else:
-                fits = self._enough(rest, accepting)
-            if fits:
-                found += alike
-        return found
-
-    def _enough(self, rest: Way, accepting: bool) -> bool:
-        return len(rest.tokens) + 2 <= self.left or (accepting and not rest.tokens)
-
-    def _alike(self, way: Way, tokens: np.ndarray) -> dict[tuple[bool, bytes], list[int]]:
-        found: dict[tuple[bool, bytes], list[int]] = {}
-        for token in tokens.tolist()[: 8 * SHORT_MASK]:
-            text = self._closing.text(token)
-            if way.quoted and b'"' in text:
-                text = text[text.index(b'"') :]
-            key = self._closing.special(token), text if way.quoted else text.strip()
-            found.setdefault(key, []).append(token)
-        return found

@@ -7,13 +7,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import llguidance
 
 from .budget import Budget
 from .closing import Closing
 from .matcher import Alphabet, GrammarError, Matcher
+from .shapes import Shape, shape_of
 
 KEPT = 64
 """Compiled grammars that are kept for the next request with the same text."""
@@ -63,11 +64,18 @@ def tokenizer(tokens: Sequence[bytes], special: Sequence[int], ends: Sequence[in
     )
 
 
+class Compiled(NamedTuple):
+    """A grammar at its start (an `llguidance.LLMatcher`), and its shape."""
+
+    automaton: Any
+    shape: Shape
+
+
 @dataclasses.dataclass
 class _Kept:
     """A grammar, compiled or about to be, and how many answers began with it."""
 
-    automaton: Future[Any]
+    compiled: Future[Compiled]
     uses: int = 0
 
 
@@ -95,7 +103,7 @@ class Grammars:
         special = [i for i in vocabulary.control | vocabulary.special if i < vocab]
         return cls(tokens, special, [i for i in ends if i < vocab])
 
-    def prepare(self, source: str) -> Future[Any]:
+    def prepare(self, source: str) -> Future[Compiled]:
         """Begins to compile a grammar, unless it is there."""
         with self._lock:
             found = self._kept.get(source)
@@ -104,7 +112,7 @@ class Grammars:
                 while len(self._kept) > KEPT:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(source)
-        return found.automaton
+        return found.compiled
 
     def matcher(self, source: str, after: str = "", tokens: int | None = None) -> Matcher:
         """A matcher at the beginning of an answer; waits for the grammar's compilation.
@@ -117,15 +125,15 @@ class Grammars:
         Raises:
           GrammarError: the grammar is none, or beyond `LIMITS`.
         """
-        automaton = self.prepare(source).result().deep_copy()
+        automaton, shape = self.prepare(source).result()
         with self._lock:
             kept = self._kept.get(source)
             if kept is not None:
                 kept.uses += 1
                 if kept.uses >= USES:
                     del self._kept[source]
-        budget = None if tokens is None else Budget(self._closing, source, tokens)
-        return Matcher(automaton, self.alphabet, after, budget)
+        budget = None if tokens is None else Budget(self._closing, source, shape, tokens)
+        return Matcher(automaton.deep_copy(), self.alphabet, after, budget)
 
     def forget(self, source: str) -> None:
         """A grammar is compiled anew for its next answer: one that met a limit would meet it in
@@ -133,8 +141,8 @@ class Grammars:
         with self._lock:
             self._kept.pop(source, None)
 
-    def _compile(self, source: str) -> Any:
-        return compile_grammar(self._tokenizer, source)
+    def _compile(self, source: str) -> Compiled:
+        return Compiled(compile_grammar(self._tokenizer, source), shape_of(source))
 
     def close(self) -> None:
         """Ends the thread."""

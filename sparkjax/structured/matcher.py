@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import bits
-from .budget import Budget
+
+if TYPE_CHECKING:
+    from .budget import Budget
 
 LEAD = 2
 """Newline tokens that may stand between the closing tag of the reasoning and the answer proper."""

@@ -14,7 +14,8 @@ from walks import END, GRAMMARS, TAGS, TOKENS, allowed, answer, text
 from sparkjax.structured import tools
 from sparkjax.structured.budget import HORIZON
 from sparkjax.structured.calls import Calls
-from sparkjax.structured.closing import Closing, Effort
+from sparkjax.structured.closing import Closing
+from sparkjax.structured.search import Effort, Search
 from sparkjax.structured.sources import Wanted, source
 
 CLOSING = Closing(GRAMMARS.alphabet.tokens, [*TAGS.values()], [END])
@@ -49,8 +50,8 @@ def babble(grammar: str, tokens: int, rng: random.Random) -> list[int]:
 
 def least(grammar: str) -> int:
     """Tokens of the shortest answer that is found, and its end."""
-    start = GRAMMARS.prepare(grammar).result()
-    found = CLOSING.shortest(start, Effort(10**6), CLOSING.ends_of(grammar))
+    start, shape = GRAMMARS.prepare(grammar).result()
+    found = Search(CLOSING, grammar, shape).shortest(start, Effort(10**6))
     assert found is not None
     return len(found.tokens) + 1
 
@@ -65,6 +66,27 @@ def test_every_answer_ends_and_is_valid_however_few_tokens_it_has(seed: int):
     rng = random.Random(seed)
     for more in (0, 1, 5, 30, 80, 400):
         found = babble(grammar, least(grammar) + more, rng)
+        assert found[-1] != -1, text(found[:-1])
+        jsonschema.Draft202012Validator(schema).validate(json.loads(text(found)))
+
+
+@pytest.mark.parametrize("optional", [True, False], ids=["property", "items"])
+def test_a_large_record_is_not_begun_where_it_could_not_be_ended(optional: bool):
+    short = {"type": "string", "maxLength": 3}
+    record = {
+        "type": "object",
+        "properties": {f"name {i}": short for i in range(40)},
+        "required": [f"name {i}" for i in range(40)],
+    }
+    part = record if optional else {"type": "array", "items": record}
+    schema = {
+        "type": "object",
+        "properties": {"text": short, "part": part, "more": {"type": "array", "items": part}},
+        "required": ["text"] if optional else ["text", "part"],
+    }
+    grammar = source(Wanted("json_schema", schema, strict=True)).text
+    for seed, more in enumerate((300, 500, 700, 1000, 1300, 2000)):
+        found = babble(grammar, least(grammar) + more, random.Random(seed))
         assert found[-1] != -1, text(found[:-1])
         jsonschema.Draft202012Validator(schema).validate(json.loads(text(found)))
 
