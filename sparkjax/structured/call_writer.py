@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .calls import MOST_CALLS, Calls, Offered
-from .patterns import whole_pattern
-from .schema import ANNOTATIONS, SchemaError, normalise
+from .formats import FORMATS
+from .patterns import searched_pattern, whole_pattern
+from .schema import SchemaError, normalise
 from .sources import OPTIONS, json_rule, literal, regex_rule
 
 MOST_COUNTED = 1_000
 """Characters of text without quotes that a grammar counts: each is a state of its automaton."""
-_SAID = ANNOTATIONS | {"type", "maxLength", "$defs", "definitions"}
-"""Keywords of such a text's schema that are enforced, or ask for nothing."""
+_NOT_SAID = ("allOf", "anyOf", "oneOf", "$ref", "enum", "const")
+"""Keywords of such a text's schema that are not enforced: other forms of them are no strings."""
+_SHARED = ("$defs", "definitions")
+_NOT_PLAIN = (
+    "is not supported where a string is written without quotes, as this model's calls write it; "
+    "allowed: enum, const, pattern, format, minLength, maxLength"
+)
 
 
 class Writer:
@@ -99,12 +105,20 @@ class Writer:
 
     def json(self, schema: Any, strict: bool, path: str) -> str:
         """The rule of a JSON value. Raises SchemaError with a path that begins with `path`."""
+        made = self._normal(schema, strict, path)
+        try:
+            return json_rule(made, one_of=not strict)
+        except SchemaError as error:  # false, which nothing satisfies
+            raise error.under(path) from None
+
+    def _normal(self, schema: Any, strict: bool, path: str) -> Any:
+        """A schema of a value at a path, as the engine takes it. Raises SchemaError."""
         try:
             made, left_out = normalise(schema, strict)
-            self.left_out += [f"{path}.{each}" for each in left_out]
-            return json_rule(made, one_of=not strict)
         except SchemaError as error:
             raise error.under(path) from None
+        self.left_out += [f"{path}.{each}" for each in left_out]
+        return made
 
     def arguments(self, tool: Offered) -> str:
         """The rule of a tool's arguments as a JSON object."""
@@ -141,35 +155,59 @@ class Writer:
         if tool.input["syntax"] == "lark":
             inner = self.rule(f"%lark {{\n{definition}\n}}")
             return f"{inner} {self.text(ends)}"
-        return self._text_like(f"(?:{whole_pattern(definition)})", ends, tag)
+        return self._text_like([f"(?:{whole_pattern(definition)})"], ends, tag)
 
-    def _text_like(self, pattern: str, ends: str, tag: str) -> str:
-        """The rule of text that a regular expression matches from end to end, through what ends it."""
+    def _text_like(self, patterns: Sequence[str], ends: str, tag: str) -> str:
+        """The rule of text that regular expressions match from end to end, through what ends it."""
         before, control, behind = self._cut(ends)
+        text = " & ".join(map(regex_rule, patterns))
         if control is not None:
-            body = self.rule(f"{regex_rule(pattern)} {literal(before) if before else ''}", "T")
-            return f"{body} <[{self.calls.tags[control]}]> {self.text(behind)}".rstrip()
+            if before:
+                text = self.rule(text, "T") if len(patterns) > 1 else text
+                text = f"{text} {literal(before)}"
+            return f"{self.rule(text, 'T')} <[{self.calls.tags[control]}]> {self.text(behind)}".rstrip()
         # Only the tag may be the suffix: with more of it the automaton has too many expressions.
         at = ends.index(tag)
         front, rest = ends[:at], ends[at + len(tag) :]
-        text = regex_rule(pattern)
         if front:
+            text = self.rule(text, "T") if len(patterns) > 1 else text
             text = self.rule(f"{text} {literal(front)}", "T")
         body = self.rule(f"{text} & ~/(?s:.*){_escaped(tag)}(?s:.*)/", "T")
         ended = self.rule(body, options=f"[suffix={literal(tag)}]")
         return f"{ended} {self.text(rest)}".rstrip()
 
-    def _string(self, schema: dict[str, Any], path: str, ends: str, tag: str) -> str:
-        """The rule of a string without quotes through what ends it. Of its schema only the length
-        is enforced; the rest is told."""
-        self.left_out += [f"{path}.{key}" for key in schema if key not in _SAID]
-        most = schema.get("maxLength")
-        if isinstance(most, int) and not isinstance(most, bool) and 0 <= most <= self._count:
-            self._count -= most
-            return self._text_like(f"(?s:.){{0,{most}}}", ends, tag)
-        if "maxLength" in schema:
-            self.left_out.append(f"{path}.maxLength")
+    def _string(self, each: _Argument, schema: dict[str, Any], strict: bool, ends: str, tag: str) -> str:
+        """The rule of a string without quotes through what ends it."""
+        shared = {k: each.whole[k] for k in _SHARED if k in each.whole}
+        made = self._normal({**schema, **shared}, strict, each.path)
+        for key in [key for key in _NOT_SAID if key in made]:
+            if strict:
+                raise SchemaError(f"{each.path}.{key}", _NOT_PLAIN)
+            self.left_out.append(f"{each.path}.{key}")
+        patterns = []
+        if "pattern" in made:
+            patterns.append(searched_pattern(made["pattern"]))
+        if "format" in made:
+            patterns.append(FORMATS[made["format"]])
+        least, most = made.get("minLength", 0), made.get("maxLength")
+        if least and not self._counts(least):
+            self.left_out.append(f"{each.path}.minLength")
+            least = 0
+        if most is not None and not self._counts(most - least):
+            self.left_out.append(f"{each.path}.maxLength")
+            most = None
+        if least or most is not None:
+            patterns.append(f"(?s:.){{{least},{'' if most is None else most}}}")
+        if patterns:
+            return self._text_like(patterns, ends, tag)
         return self.until(tag, ends[ends.index(tag) + len(tag) :])
+
+    def _counts(self, characters: int) -> bool:
+        """Whether so many more may be counted, which they are then."""
+        if characters > self._count:
+            return False
+        self._count -= max(characters, 0)
+        return True
 
     def pairs(
         self, tool: Offered, opening: Callable[[str, bool], str], ends: str, tag: str
@@ -193,7 +231,7 @@ class Writer:
             elif plain is not None and loose:
                 value = self.until(tag, rest)
             elif plain is not None:
-                value = self._string(plain, each.path, ends, tag)
+                value = self._string(each, plain, tool.strict, ends, tag)
             else:
                 made = self.json(True if loose else each.whole, tool.strict, each.path)
                 value = f"{self.rule(made)} {closing}"
@@ -221,7 +259,7 @@ class Writer:
         declared = parameters.get("properties") or {}
         if not isinstance(declared, Mapping):
             raise SchemaError(f"{self.path(tool)}.properties", "is no object")
-        shared = {k: parameters[k] for k in ("$defs", "definitions") if k in parameters}
+        shared = {k: parameters[k] for k in _SHARED if k in parameters}
         required = parameters.get("required") or []
         if not isinstance(required, list):
             raise SchemaError(f"{self.path(tool)}.required", "is no list of names")

@@ -27,6 +27,13 @@ def whole_pattern(pattern: str) -> str:
     return pattern
 
 
+def searched_pattern(pattern: str) -> str:
+    """A regular expression for a whole text, in which a schema's expression is found."""
+    head = "" if pattern.startswith("^") else "(?s:.*)"
+    tail = "" if pattern.endswith("$") and whole_pattern(pattern)[-1:] != "$" else "(?s:.*)"
+    return f"{head}(?:{whole_pattern(pattern)}){tail}"
+
+
 def too_often(pattern: str) -> str | None:
     """What is wrong with an expression whose counted repeats multiply beyond MOST_REPEATS: an
     automaton may take such a one, but no answer to it ends."""

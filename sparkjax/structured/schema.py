@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .formats import FORMATS
 from .patterns import too_often
 
 MOST_NODES = 5_000
@@ -23,9 +24,6 @@ DEEPEST = 48
 LARGEST_COUNT = 100_000
 """The largest minLength, maxItems and the like: larger ones cost the automaton too much."""
 
-FORMATS = frozenset(
-    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
-)
 TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
 ANNOTATIONS = frozenset(
     ["title", "description", "default", "examples", "example", "deprecated", "readOnly",

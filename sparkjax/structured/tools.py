@@ -2,8 +2,8 @@
 
 Names and argument names are fixed text, arguments follow their JSON Schemas, descriptions play no
 part. Where a format carries strings without quotes, a string argument is any text up to its
-closing tag that is no longer than its schema allows (or one of its enum's values); other
-constraints on strings are not enforced there, and told. The input of a custom tool follows its own grammar.
+closing tag that has the length, pattern and format of its schema (or one of its enum's values);
+alternatives of such strings are refused or told. The input of a custom tool follows its own grammar.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 from walks import CONTROL, TAGS, TOKENS, answer, follows, text
 
-from sparkjax.structured import tools
+from sparkjax.structured import formats, tools
 from sparkjax.structured.calls import Calls, Offered
 from sparkjax.structured.matcher import GrammarError
 from sparkjax.structured.schema import SchemaError
@@ -141,12 +141,46 @@ def test_strings_are_no_longer_than_their_schemas_allow(name: str, control: bool
         jsonschema.validate(json.loads(call.arguments), schema)
 
 
+LIMITED = [
+    {"pattern": "^[a-z]{2,4}( [0-9]+)?$"},
+    {"pattern": "[0-9]$", "maxLength": 12},
+    {"pattern": "<[a-z]>", "minLength": 6, "maxLength": 9},
+    {"minLength": 4},
+    {"minLength": 2, "maxLength": 2},
+    *({"format": name} for name in formats.FORMATS),
+]
+
+
+@pytest.mark.parametrize("limits", LIMITED, ids=str)
+@pytest.mark.parametrize("name", tools.WRITERS)
+def test_strings_are_as_their_schemas_say(name: str, limits: dict):
+    """Also where they are written without quotes."""
+    text = {"type": "string", **limits}
+    schema = {"type": "object", "properties": {"s": text, "t": text}, "required": ["s"]}
+    offered = (Offered("f", schema, strict=True),)
+    checker = jsonschema.FormatChecker({*jsonschema.FormatChecker.checkers} - {"time"})  # older ones
+    for control in (False, True):
+        source, left_out = tools.grammar(Calls(name, offered, False, TAGS if control else {}))
+        assert not left_out
+        (call,) = parse(name, answer(source, int(control)), control, offered).tool_calls
+        jsonschema.validate(json.loads(call.arguments), schema, format_checker=checker)
+
+
 def test_what_is_not_enforced_of_a_string_without_quotes_is_told():
-    text = {"type": "string", "minLength": 5, "maxLength": 50_000, "pattern": "(?=a)b", "title": "T"}
-    schema = {"type": "object", "properties": {"s": text}, "required": ["s"]}
-    _, left_out = tools.grammar(Calls("qwen", (Offered("f", schema, strict=True),)))
+    text = {"type": "string", "minLength": 5, "maxLength": 50_000, "title": "T"}
     path = "f.parameters.properties.s"
-    assert set(left_out) == {f"{path}.{key}" for key in ("minLength", "maxLength", "pattern")}
+
+    def left_out(text: dict, strict: bool) -> tuple[str, ...]:
+        schema = {"type": "object", "properties": {"s": text}, "required": ["s"]}
+        return tools.grammar(Calls("qwen", (Offered("f", schema, strict=strict),)))[1]
+
+    assert left_out(text, True) == (f"{path}.maxLength",)
+    some = {**text, "anyOf": [{"pattern": "a"}, {"pattern": "b"}]}
+    assert set(left_out(some, False)) == {f"{path}.anyOf", f"{path}.maxLength"}
+    for more in (some, {**text, "not": {"const": "x"}}, {**text, "format": "regex"}):
+        with pytest.raises(SchemaError) as error:
+            left_out(more, True)
+        assert error.value.path == f"{path}.{[*more][-1]}"
 
 
 INPUT = {
