@@ -24,6 +24,7 @@ import numpy as np
 
 from . import grammars
 from .bits import words
+from .calls import Calls
 from .matcher import Alphabet, GrammarError, Matcher
 from .schema import SCHEMA_LISTS, SCHEMA_MAPS, SchemaError, normalise
 from .sources import Source, Wanted, json_rule, source, start
@@ -103,8 +104,11 @@ class Trial:
             try:
                 self._walk(made.text)
             except GrammarError:
-                if wanted.kind == "json_schema":
-                    self._blame(normalise(wanted.value, wanted.strict)[0])
+                for prefix, schema, strict in _schemas(wanted):
+                    try:
+                        self._blame(normalise(schema, strict)[0])
+                    except SchemaError as error:
+                        raise error.under(prefix) if prefix else error from None
                 raise
         except SchemaError as error:
             return Verdict(error=_short(error.message), path=error.path)
@@ -143,6 +147,19 @@ class Trial:
             if not more:
                 return
             matcher.advance(rng.choice(more))
+
+
+def _schemas(wanted: Wanted) -> Iterator[tuple[str, Any, bool]]:
+    """(path, schema, whether it is strict) of what a client wrote as such."""
+    if wanted.kind == "json_schema":
+        yield "", wanted.value, wanted.strict
+    elif wanted.kind == "calls":
+        calls = msgspec.convert(wanted.value, Calls)
+        for tool in calls.tools:
+            if not tool.custom and (tool.enforced or not calls.free):
+                yield f"{tool.name}.parameters", tool.parameters, tool.strict
+        if calls.answer is not None:
+            yield "answer", calls.answer, calls.strict
 
 
 def parts(

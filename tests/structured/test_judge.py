@@ -6,9 +6,11 @@ import os
 import signal
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from sparkjax.structured import judge as judges
+from sparkjax.structured.calls import Calls, Offered
 from sparkjax.structured.judge import Judge, JudgeBusy
 from sparkjax.structured.matcher import GrammarError
 from sparkjax.structured.schema import SchemaError
@@ -34,6 +36,12 @@ def test_verdicts(judge: Judge):
         judge.source(Wanted("json_schema", {"items": {"pattern": "(?=a)"}})).result()
     assert error.value.path == "items.pattern" and "look-ahead" in error.value.message
     assert "start:" not in error.value.message, "the engine's own text is nobody's business"
+    wrong = {"type": "object", "properties": {"s": {"type": "string", "pattern": "(?=a)"}}}
+    for name in ("qwen", "hermes"):  # without quotes, and with
+        calls = Calls(name, (Offered("f"), Offered("g", wrong)))
+        with pytest.raises(SchemaError) as error:
+            judge.source(Wanted("calls", msgspec.to_builtins(calls))).result()
+        assert error.value.path == "g.parameters.properties.s.pattern"
     by_name = Wanted("lark", "start: <tag> <[7]>")
     assert judge.source(by_name).result().text
     with pytest.raises(GrammarError, match="unknown special token"):
