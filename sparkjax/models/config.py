@@ -42,8 +42,17 @@ class ConfigReader:
             raise self.refuse(key, value, "an object")
         return ConfigReader(value, self._where, f"{self._prefix}{key}.")
 
-    def read(self, key: str, kind: type[T], default: T | None = _REQUIRED, *, also: Iterable[str] = ()) -> Any:
-        """The field as `kind`; null counts as absent. Without a default it must be there."""
+    def read(
+        self,
+        key: str,
+        kind: type[T],
+        default: T | None = _REQUIRED,
+        *,
+        also: Iterable[str] = (),
+        least: int | None = None,
+    ) -> Any:
+        """The field as `kind`; null counts as absent. Without a default it must be there. An int is
+        `least` or more: 1 where it must be there, as sizes and counts are, else 0."""
         for name in (key, *also):
             value = self._values.get(name)
             if value is None:
@@ -54,6 +63,10 @@ class ConfigReader:
                 value = int(value)
             if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
                 raise self.refuse(name, value, f"a value of type {kind.__name__}")
+            if kind is int:
+                floor = least if least is not None else int(default is _REQUIRED)
+                if value < floor:
+                    raise self.refuse(name, value, f"{floor} and more")
             return value
         if default is _REQUIRED:
             raise UnsupportedConfig(f"{self._where}: {self._prefix}{key} is missing")
@@ -73,7 +86,10 @@ class ConfigReader:
         value = self._values.get(key)
         if value is None:
             return ()
-        return tuple(value) if isinstance(value, list) else (int(value),)
+        found = value if isinstance(value, list) else [value]
+        if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in found):
+            raise self.refuse(key, value, "a token id or a list of them")
+        return tuple(found)
 
 
 def text_section(values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -115,7 +115,7 @@ def read_config(values: Mapping[str, Any]) -> Config:
         r.require(absent, (False,), False)
     r.require("num_key_value_heads", (1,), 1)
     dim, eps = r.read("head_dim", int, 512), r.read("rms_norm_eps", float, 1e-6)
-    heads, groups = r.read("num_attention_heads", int), r.read("o_groups", int, 8)
+    heads, groups = r.read("num_attention_heads", int), r.read("o_groups", int, 8, least=1)
     if heads % groups:
         raise r.refuse("o_groups", groups, f"divisors of num_attention_heads {heads}")
     window = r.read("sliding_window", int, 128)
@@ -162,7 +162,7 @@ def read_config(values: Mapping[str, Any]) -> Config:
 
 def read_hyper(r: ConfigReader, eps: float) -> Hyper:
     return Hyper(
-        streams=r.read("hc_mult", int, 4),
+        streams=r.read("hc_mult", int, 4, least=1),
         rounds=r.read("hc_sinkhorn_iters", int, 20),
         eps=r.read("hc_eps", float, 1e-6),
         norm_eps=eps,

@@ -153,7 +153,7 @@ def read_config(values: Mapping[str, Any]) -> Config:
     r.require("num_nextn_predict_layers", (0,), 0)
     r.require("num_hash_layers", (0,), 0)
     dim, eps = r.read("head_dim", int, 512), r.read("rms_norm_eps", float, 1e-20)
-    heads, groups = r.read("num_attention_heads", int), r.read("o_groups", int, 8)
+    heads, groups = r.read("num_attention_heads", int), r.read("o_groups", int, 8, least=1)
     if groups < 1 or heads % groups:
         raise r.refuse("o_groups", groups, f"divisors of num_attention_heads {heads}")
     window = r.read("sliding_window", int, 128)

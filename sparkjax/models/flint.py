@@ -95,7 +95,7 @@ def read_config(values: Mapping[str, Any]) -> Config:
         mixers = [FULL if i in full else SLIDING for i in range(layers)]
     if len(mixers) != layers or not set(mixers) <= {SLIDING, FULL}:
         raise r.refuse("layer_types", mixers, f"{layers} entries of {SLIDING} or {FULL}")
-    dense, step = r.read("mlp_only_layers", list, [0, 1]), r.read("decoder_sparse_step", int, 1)
+    dense, step = r.read("mlp_only_layers", list, [0, 1]), r.read("decoder_sparse_step", int, 1, least=1)
     sparse = [experts > 0 and i not in dense and not (i + 1) % step for i in range(layers)]
     k = r.read("num_experts_per_tok", int)
     if any(sparse) and not 1 <= k <= experts:

@@ -114,7 +114,7 @@ def read_config(values: Mapping[str, Any]) -> Config:
     limit = r.read("swiglu_limit", float, 10.0)
     mlps = read_mlp_types(r, layers)
     drafts = r.require("num_nextn_predict_layers", (0, 1), 0)
-    pool, top = r.read("index_kpool", int, 16), r.read("index_topk", int, 2048)
+    pool, top = r.read("index_kpool", int, 16, least=1), r.read("index_topk", int, 2048)
     if pool < 1:
         raise r.refuse("index_kpool", pool, "a positive number")
     if top < 1 or top % pool:
@@ -144,7 +144,7 @@ def read_config(values: Mapping[str, Any]) -> Config:
             pool=pool,
         ),
         hyper=Hyper(
-            streams=r.read("hc_mult", int, 4),
+            streams=r.read("hc_mult", int, 4, least=1),
             rounds=r.read("hc_sinkhorn_iters", int, 20),
             eps=r.read("hc_eps", float, 1e-6),
             norm_eps=eps,

@@ -114,7 +114,7 @@ def read_kinds(r: ConfigReader, full: str, synonyms: Mapping[str, str]) -> tuple
     layers = r.read("num_hidden_layers", int)
     kinds = r.read("layer_types", list, None)
     if kinds is None:
-        every = r.read("full_attention_interval", int, 4)
+        every = r.read("full_attention_interval", int, 4, least=1)
         kinds = [LINEAR if (i + 1) % every else full for i in range(layers)]
     found = tuple(synonyms.get(kind, kind) for kind in kinds)
     if len(found) != layers or not set(found) <= {LINEAR, full}:

@@ -136,7 +136,7 @@ def read_config(values: Mapping[str, Any]) -> Config:
     rotary = factor.read(
         "partial_rotary_factor", float, r.read("partial_rotary_factor", float, 1.0)
     )
-    streams = r.read("hc_count", int, 4)
+    streams = r.read("hc_count", int, 4, least=1)
     if streams < 2:
         raise r.refuse("hc_count", streams, "2 or more")
     memories = _read_memories(r, mixers)
@@ -192,7 +192,7 @@ def _read_index(r: ConfigReader, eps: float) -> BlockIndex:
 def _read_ngram(r: ConfigReader, hidden: int, eos: tuple[int, ...]) -> NGram:
     if not eos:
         raise r.refuse("eos_token_id", None, "a token id, which n-grams do not cross")
-    size, heads = r.read("ngram_size", int, 3), r.read("heads_per_ngram", int, 8)
+    size, heads = r.read("ngram_size", int, 3), r.read("heads_per_ngram", int, 8, least=1)
     width = r.read("ple_embed_dim", int, hidden)
     if size < 2 or heads < 1:
         raise r.refuse("ngram_size", size, "2 or more, with heads_per_ngram 1 or more")

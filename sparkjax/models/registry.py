@@ -37,7 +37,7 @@ FAMILIES: dict[str, str] = {
 def family_of(config: Mapping[str, Any]) -> Any:
     """The family module (see `family.Family`) of a config.json."""
     name = config.get("model_type")
-    if name not in FAMILIES:
+    if not isinstance(name, str) or name not in FAMILIES:
         near = difflib.get_close_matches(str(name), FAMILIES, 1)
         hint = f" (nearest: {near[0]})" if near else ""
         raise UnsupportedConfig(

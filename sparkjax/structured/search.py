@@ -24,8 +24,8 @@ DEEPEST = 24
 """Brackets that a way closes in a row, at most: more are text, taken for brackets."""
 TOLD = 10
 """Tokens of what is left of a way that tell whether all of it may come, in a regular grammar."""
-REMEMBERED = 24
-"""Bytes of a way that tell what had to come behind them."""
+REMEMBERED, MOST_WANTED = 24, 4096
+"""Bytes of a way that tell what had to come behind them, and how many such places are kept."""
 
 _ENDS = {True: (b'"',), False: (b"}", b"]")}
 """What ends the innermost thing, inside of a string of JSON and outside."""
@@ -158,7 +158,7 @@ class Search:
             )
             if taken is None:
                 return None
-            if len(text) > 1:
+            if len(text) > 1 and len(self._wanted) < MOST_WANTED:
                 self._wanted[key] = taken
             way += taken
             more = b"".join(map(self._closing.text, taken))

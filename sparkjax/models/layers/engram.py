@@ -103,7 +103,7 @@ def read_engram(r: ConfigReader, layers: int) -> Engram | None:
         base=r.read("engram_vocab_size", int),
         rows=(),
         classes=r.read("engram_compressed_vocab_size", int),
-        pad=r.read("engram_pad_token_id", int),
+        pad=r.read("engram_pad_token_id", int, least=0),
         vocab=r.read("vocab_size", int),
     )
     needed = [int(engram.primes(which).sum()) for which in range(len(ids))]

@@ -58,7 +58,7 @@ def read_indexer_types(r: ConfigReader, layers: int) -> tuple[str, ...]:
             pattern = r.read("index_topk_pattern", list)
         types = [names.get(c, c) for c in pattern]
     if types is None:
-        every = max(r.read("index_topk_freq", int, 1), 1)
+        every = max(r.read("index_topk_freq", int, 1, least=1), 1)
         offset = r.read("index_skip_topk_offset", int, 2)
         types = [SHARED if max(i - offset + 1, 0) % every else FULL for i in range(layers)]
     if len(types) != layers or not set(types) <= {FULL, SHARED}:

@@ -53,7 +53,7 @@ def read_experts(r: ConfigReader, limit: float | None = None) -> Experts:
     count = r.read("n_routed_experts", int, None, also=("num_local_experts", "num_experts"))
     if count is None:
         raise r.refuse("n_routed_experts", None, "a number of experts")
-    groups, k = r.read("n_group", int, 1), r.read("num_experts_per_tok", int)
+    groups, k = r.read("n_group", int, 1, least=1), r.read("num_experts_per_tok", int)
     kept = r.read("topk_group", int, 1)
     if count % groups:
         raise r.refuse("n_group", groups, f"divisors of n_routed_experts {count}")
