@@ -63,7 +63,7 @@ class ConfigReader:
                 value = int(value)
             if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
                 raise self.refuse(name, value, f"a value of type {kind.__name__}")
-            if kind is int:
+            if isinstance(value, int) and kind is int:
                 floor = least if least is not None else int(default is _REQUIRED)
                 if value < floor:
                     raise self.refuse(name, value, f"{floor} and more")

@@ -63,7 +63,7 @@ class Search:
 
     def __init__(self, closing: Closing, source: str, shape: Shape):
         self._closing, self._source = closing, source
-        self._regular = shape.regular
+        self._json = shape.json
         self._most = TOLD if shape.regular else LONGEST
         self._wanted: dict[_Place, list[int]] = {}
         self._row = np.zeros(len(closing.escapes), np.uint32)
@@ -107,11 +107,11 @@ class Search:
           automaton: an `llguidance.LLMatcher`, which stays as it is.
           effort: what the search may take.
           inside: whether the state is inside of a string of JSON, and behind a backslash there, as
-            it seems. Heeded in regular grammars; others have text that looks like JSON.
+            it seems. Heeded where the answer is JSON; others have text that looks like it.
           before: the text that led to the state.
           tails: how it may go on somewhere outside of strings.
         """
-        if self._regular and inside is not None:
+        if self._json and inside is not None:
             way = self._walk(automaton.deep_copy(), effort, Quotes(*inside), LONGEST, before, tails)
             if way is not None:
                 return Way(way, *inside)

@@ -32,11 +32,13 @@ class Shape:
       record: bytes of JSON, about the most that have to be written once something is begun that
         nothing asked for: an item, an optional property, one of several alternatives. At most
         `LARGEST`.
-      regular: the answer is one JSON value, and what is inside of its strings and numbers decides
-        nothing of what has to come behind them.
+      json: the answer is one JSON value.
+      regular: it is, and what is inside of its strings and numbers decides nothing of what has to
+        come behind them.
     """
 
     record: int = 0
+    json: bool = False
     regular: bool = False
 
 
@@ -51,9 +53,8 @@ def shape_of(source: str) -> Shape:
         record = max([record, *begun])
         if not single:  # another call
             record += sizes.least(root)
-    return Shape(
-        min(record, LARGEST), single and all(_Sizes(roots[0]).regular(s) for s in _nodes(roots[0]))
-    )
+    regular = single and all(_Sizes(roots[0]).regular(node) for node in _nodes(roots[0]))
+    return Shape(min(record, LARGEST), single, regular)
 
 
 def _schemas(source: str) -> Iterator[Any]:

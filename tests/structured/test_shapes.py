@@ -75,13 +75,14 @@ def test_what_is_inside_of_itself_ends_where_it_may():
 )
 def test_content_decides_nothing_in_a_regular_grammar(schema: object, regular: bool):
     assert shape(schema).regular is regular
+    assert shape(schema).json
 
 
 def test_other_grammars_are_not_regular():
     assert shape("[a-z]+", "regex").record == 0
-    assert not shape("[a-z]+", "regex").regular
+    assert not shape("[a-z]+", "regex").json
     calls, _ = tools.grammar(Calls("hermes", OFFERED, parallel=False))
-    assert not shape_of(calls).regular
+    assert not shape_of(calls).json
     assert shape_of(calls).record > 0
 
 
@@ -95,4 +96,4 @@ def test_what_a_client_s_own_grammar_says_may_be_anything(rule: str):
 def test_a_client_s_own_grammar_may_have_schemas():
     found = shape(f'start: "a" %json {json.dumps({"type": "array", "items": POINT})}', "lark")
     assert found.record > 10
-    assert not found.regular
+    assert not found.json
