@@ -84,13 +84,17 @@ class Grammars:
 
     Args:
       tokens, special, ends: see `tokenizer`.
+
+    Attributes:
+      special: ids that are no text.
+      alphabet, closing: what masks and ways to the end are made of.
     """
 
     def __init__(self, tokens: Sequence[bytes], special: Sequence[int], ends: Sequence[int]):
         self.special = tuple(special)
         self.alphabet = Alphabet.of(tokens, ends)
         self._tokenizer = tokenizer(tokens, special, ends)
-        self._closing = Closing(tokens, special, ends)
+        self.closing = Closing(tokens, special, ends)
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")
@@ -132,7 +136,7 @@ class Grammars:
                 kept.uses += 1
                 if kept.uses >= USES:
                     del self._kept[source]
-        budget = None if tokens is None else Budget(self._closing, source, shape, tokens)
+        budget = None if tokens is None else Budget(self.closing, source, shape, tokens)
         return Matcher(automaton.deep_copy(), self.alphabet, after, budget)
 
     def forget(self, source: str) -> None:

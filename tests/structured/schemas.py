@@ -139,3 +139,63 @@ def _leaf(rng: random.Random) -> dict[str, Any]:
             {"anyOf": [{"type": "boolean"}, {"type": "string", "maxLength": 5}]},
         ]
     )
+
+
+def harder(seed: int) -> dict[str, Any]:
+    """A schema whose answers may go on for long: alternatives that begin alike, large records,
+    trees, anything."""
+    rng = random.Random(seed)
+    return rng.choice([_union, _records, _tree, _anything])(rng)
+
+
+def _union(rng: random.Random) -> dict[str, Any]:
+    made = [_object(rng, 2) for _ in range(rng.randint(2, 3))]
+    for kind, each in zip(("cat", "category", "c"), made, strict=False):
+        if rng.random() < 0.6:
+            each["properties"] = {"kind": {"const": kind}, **each["properties"]}
+            each["required"] = ["kind", *each.get("required", [])]
+    items = {"type": "array", "items": {"anyOf": made}, "minItems": rng.randint(0, 2)}
+    return {
+        "type": "object",
+        "properties": {"items": items, "note": {"type": "string"}},
+        "required": ["items"],
+    }
+
+
+def _records(rng: random.Random) -> dict[str, Any]:
+    text = rng.choice([{"type": "string"}, {"type": "string", "maxLength": 5}])
+    values = [text, {"type": "integer"}, {"enum": ["red", "green"]}, {"type": "array", "items": text}]
+    names = [f"{rng.choice(['field', 'name_of', 'x'])}_{i}" for i in range(rng.randint(5, 40))]
+    record = {
+        "type": "object",
+        "properties": {name: rng.choice(values) for name in names},
+        "required": [name for name in names if rng.random() < 0.9],
+    }
+    properties = {"a": text, "list": {"type": "array", "items": record}, "more": record}
+    return {"type": "object", "properties": properties, "required": ["a", "list"]}
+
+
+def _tree(rng: random.Random) -> dict[str, Any]:
+    formats = {name: {"type": "string", "format": name} for name in rng.sample(FORMATS, 2)}
+    node = {
+        "type": "object",
+        "properties": {
+            "value": {"type": "string"},
+            "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
+            "children": {"type": "array", "items": {"$ref": "#/$defs/node"}},
+            "more": {"type": "object", "properties": formats, "required": [*formats]},
+        },
+        "required": ["value", "children"],
+    }
+    return {"$defs": {"node": node}, "$ref": "#/$defs/node"}
+
+
+def _anything(rng: random.Random) -> dict[str, Any]:
+    return rng.choice(
+        [
+            {"type": "object"},
+            {"type": "object", "additionalProperties": {"type": "array", "items": {"type": "number"}}},
+            {"type": "object", "properties": {"a": {}}, "required": ["a"]},
+            {"type": "object", "patternProperties": {"^[a-z]+$": {"type": "string"}}, "additionalProperties": False},
+        ]
+    )  # fmt: skip
