@@ -63,6 +63,19 @@ def test_linear_reads_the_stack_in_place(place, kind, rows):
     assert found <= rows * (2 * K + 16 * 4 * N) + 4096
 
 
+@sizes(["fp8 block", "bf16", "nvfp4", "int4"], 1, 64)
+def test_a_group_is_one_launch_that_reads_the_stacks_in_place(place, kind, rows):
+    sizes = (N, 64, N)
+    stacks = [weights.weight(kind, (2,), n, K) for n in sizes]
+    shapes = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), (weights.rows(rows, K), stacks)
+    )
+    done = jax.jit(lambda x, w: triton.linear_group(x, w, 1)).lower(*shapes).compile()
+    assert done.as_text().count('custom_call_target="__gpu$xla.gpu.triton"') == 1
+    found = done.memory_analysis().temp_size_in_bytes
+    assert found <= rows * (2 * K + 16 * 4 * sum(sizes)) + 4096
+
+
 @pytest.mark.parametrize("kind", [k for k in weights.GGUF if k.endswith("K")])
 def test_linear_compiles_where_sums_are_not_split(place, kind):
     stack = weights.weight(kind, (2,), 64, 256)

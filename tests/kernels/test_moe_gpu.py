@@ -26,12 +26,13 @@ def test_every_pair_is_in_one_tile_of_its_expert(monkeypatch, tokens, k, count, 
     monkeypatch.setattr(groups, "COMPARED", compared)
     rng = np.random.default_rng(2)
     ids = np.stack([rng.permutation(count)[:k] for _ in range(tokens)]).astype(np.int32)
+    ids[tokens // 2 + 1 :: 3] = -1  # rows that are not there
     expert, pair = map(np.asarray, groups.tiles(jnp.asarray(ids), count, size))
     assert sorted(pair[pair >= 0]) == list(range(tokens * k))
     for one, members in zip(expert, pair, strict=True):
         members = members[members >= 0]
         assert (ids.reshape(-1)[members] == one).all()
-        assert (len(members) > 0) == (one >= 0)
+        assert len(members) > 0 or one < 0
         assert (np.diff(members) > 0).all()
     full = sum(-(-int((ids == e).sum()) // size) for e in range(count))
     assert (expert >= 0).sum() == full
@@ -75,6 +76,17 @@ def test_equals_the_reference_interpreted(kind):
     x, ids, share = tokens_of(3, 2, 4, 128)
     y = interpreted(x, ids, share, planes, 0.5)
     assert weights.relative(y, exact(x, ids, share, planes, 0.5)) < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", ["fp8 block", pytest.param("exl3 2 mcg", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rows", [3, pytest.param(300, marks=pytest.mark.slow)])
+def test_a_token_of_no_experts_is_zeros(kind, rows):
+    planes = layer(kind, 4, 128, 128)
+    x, ids, share = tokens_of(rows, 2, 4, 128)
+    full, none = interpreted(x, ids, share, planes), ids.at[1].set(-1)
+    for y in (interpreted(x, none, share, planes), exact(x, none, share, planes)):
+        assert (y[1] == 0).all()
+    np.testing.assert_array_equal(interpreted(x, none, share, planes), full.at[1].set(0))
 
 
 def cut_experts(kinds, count, width, hidden, cut):
@@ -158,4 +170,8 @@ def test_equals_the_reference_on_a_gpu(kind):
     for rows in (1, 2, 7, 16, 40):
         few = run(x[:rows], ids[:rows], share[:rows], planes)
         np.testing.assert_array_equal(few, full[:rows])
+    for rows in (2, 40, 300):
+        all_but_one = run(x[:rows], ids[:rows].at[1].set(-1), share[:rows], planes)
+        assert (all_but_one[1] == 0).all() and jnp.isfinite(all_but_one).all()
+        np.testing.assert_array_equal(all_but_one[0], run(x[:rows], ids[:rows], share[:rows], planes)[0])
     assert weights.relative(run(x, ids, share, planes), exact(x, ids, share, planes)) < TOLERANCE

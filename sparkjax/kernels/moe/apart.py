@@ -28,7 +28,7 @@ class Choice:
     """Which experts the tokens of a launch have chosen.
 
     Attributes:
-      ids: int32 [T, k].
+      ids: int32 [T, k]; -1 is none.
       expert, pair: int32 [tiles] and [tiles, rows], see `groups.tiles`.
     """
 

@@ -43,7 +43,8 @@ def experts(
     interpret: bool = False,
 ) -> jax.Array:
     """See `reference.experts`; x is bfloat16, act(gate x) * up x is rounded once (not at all in front of
-    a rotation), and a token's choices are added in an order that k alone decides.
+    a rotation), and a token's choices are added in an order that k alone decides. Nothing is read for a
+    token whose ids are -1.
 
     Args:
       interpret: run on a CPU, slowly.
