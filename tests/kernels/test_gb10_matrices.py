@@ -8,7 +8,7 @@ import packed_weights as weights
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from sparkjax.kernels.linear import triton
+from sparkjax.kernels.linear import rotated, triton, tuning
 from sparkjax.kernels.moe import apart, groups
 from sparkjax.kernels.moe import triton as moe
 from sparkjax.kernels.moe.shapes import SHAPES
@@ -102,6 +102,12 @@ def test_what_is_cut_inside_of_a_block_is_read_in_place(place, axis, rows):
     assert found <= rows * (4 * K + 16 * 4 * N + 4 * N) + (2 * N * K if rows > 64 else 0) + 4096
 
 
+def expert_splits(w, rows, k, weights):
+    """In how many parts the sums over the inputs of these experts are cut."""
+    specs = [rotated.padded(s) if s.code == "trellis" else s for s in apart.specs(w)]
+    return max(tuning.expert_tile(s, rows, 8, k, weights).splits for s in specs)
+
+
 def expert_programs(place, rows, k, gate, up, down):
     """Bytes of temporaries of the expert layer."""
     hidden = gate.shape[-1]
@@ -116,8 +122,10 @@ def test_experts_read_the_stacks_in_place(place, kind, rows):
     gate, up = (weights.weight(kind, (2, count), width, N) for _ in range(2))
     down = weights.weight(kind, (2, count), N, width)
     found = expert_programs(place, rows, k, gate, up, down)
-    # Hidden and output rows of every pair, x by fields, the tiles' lists.
-    assert found <= rows * (k * (4 * width + 6 * N) + 2 * N) + 65536
+    into, out = expert_splits(gate, rows, k, 2), expert_splits(down, rows, k, 1)
+    parts = 8 * width * into if into > 1 else 0
+    # Hidden and output rows of every pair (parts of both), x by fields, the tiles' lists.
+    assert found <= rows * (k * (4 * width + parts + 2 * N + 4 * N * out) + 2 * N) + 65536
 
 
 MODELS = {
@@ -172,8 +180,10 @@ def test_a_projection_of_a_recipe_reads_the_stack_in_place(place):
 @pytest.mark.parametrize("rows", [1, 8, 64, 2048])
 def test_experts_of_recipes_read_the_stacks_in_place(place, name, rows):
     shape, gate = shape_of(name), experts_of(name, ROWS)
-    whole = shape.whole or shape.width
-    found = expert_programs(place, rows, shape.chosen, gate, gate, experts_of(name, COLS))
-    # Of every pair x and sums of gate and up in their bases, then those of down; the tiles' lists.
-    most = 4 * shape.hidden + 24 * whole
+    whole, down = shape.whole or shape.width, experts_of(name, COLS)
+    found = expert_programs(place, rows, shape.chosen, gate, gate, down)
+    into, out = (expert_splits(w, rows, shape.chosen, 1) for w in (gate, down))
+    # Of every pair x and sums of gate and up in their bases, then those of down (parts of them); the
+    # tiles' lists.
+    most = 4 * shape.hidden * out + (16 + 8 * into) * whole
     assert found <= len(MODELS[name]) * rows * shape.chosen * most + (1 << 20)

@@ -8,6 +8,8 @@ import numpy as np
 import packed_weights as weights
 import pytest
 
+from sparkjax.kernels.linear import tuning
+from sparkjax.kernels.linear.planes import spec_of
 from sparkjax.kernels.moe import apart, experts, groups, reference, triton
 from sparkjax.mesh.context import Context
 from sparkjax.models.layers.mlp import silu
@@ -81,8 +83,8 @@ def test_equals_the_reference_interpreted(kind):
 @pytest.mark.parametrize("kind", ["fp8 block", pytest.param("exl3 2 mcg", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rows", [3, pytest.param(300, marks=pytest.mark.slow)])
 def test_a_token_of_no_experts_is_zeros(kind, rows):
-    planes = layer(kind, 4, 128, 128)
-    x, ids, share = tokens_of(rows, 2, 4, 128)
+    planes = layer(kind, 4, 128, 1024)  # up to 64 rows, sums of gate and up are cut
+    x, ids, share = tokens_of(rows, 2, 4, 1024)
     full, none = interpreted(x, ids, share, planes), ids.at[1].set(-1)
     for y in (interpreted(x, none, share, planes), exact(x, none, share, planes)):
         assert (y[1] == 0).all()
@@ -152,6 +154,22 @@ def test_what_it_takes():
     for planes in ((gate, up, down), (gate, other, down), (rotated, rotated, down)):
         assert triton.supports(x, *planes) is None
     assert "multiple of 16" in triton.supports(x, gate, up, jnp.zeros((2, 2, 64, 40), jnp.bfloat16))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["fp8 block", "nvfp4", "int4", "exl3 2 mcg", "gguf Q4_K"])
+def test_sums_in_parts_on_a_gpu(kind):
+    context = Context("bfloat16", platform="cuda", kernels=(("moe", "triton"),))
+    planes = layer(kind, 12, 2048, 2048)
+    specs = [spec_of(w) for w in planes]
+    tile = tuning.expert_tile(specs[0], 64, 8, 4, 2)
+    assert tile.splits > 1 and tile == tuning.expert_tile(specs[0], 1, 8, 4, 2)
+    x, ids, share = tokens_of(64, 4, 12, 2048)
+    run = jax.jit(lambda x, ids, share, p: experts(x, ids, share, *p, 1, silu, context=context))
+    full = run(x, ids, share, planes)
+    assert weights.relative(full, exact(x, ids, share, planes)) < TOLERANCE
+    for rows in (1, 2, 7, 40):
+        np.testing.assert_array_equal(run(x[:rows], ids[:rows], share[:rows], planes), full[:rows])
 
 
 @pytest.mark.gpu

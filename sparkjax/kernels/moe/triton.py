@@ -82,7 +82,7 @@ def experts(
     member = jnp.where(expert < 0, -1, base + expert)
     pairs = tokens * k
     first, second = (
-        tuning.expert_tile(spec, tokens, rows, n) for spec, n in ((into, 2), (out, 1))
+        tuning.expert_tile(spec, tokens, rows, k, n) for spec, n in ((into, 2), (out, 1))
     )
     planes = [planes_of(gate), planes_of(up)]
     hidden = product(into, x, planes, member, pair, k, pairs, act, x.dtype, first, interpret)
