@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sparkjax.kernels.linear import rotated, triton, tuning
+from sparkjax.kernels.linear.planes import spec_of
 from sparkjax.kernels.moe import apart, groups
 from sparkjax.kernels.moe import triton as moe
 from sparkjax.kernels.moe.shapes import SHAPES
@@ -60,7 +61,8 @@ def test_linear_reads_the_stack_in_place(place, kind, rows):
     stack = weights.weight(kind, (2,), N, K)
     found = temporaries(lambda x, w: triton.linear(x, w, 1), place, weights.rows(rows, K), stack)
     # x by fields, and the parts of sums that programs share.
-    assert found <= rows * (2 * K + 16 * 4 * N) + 4096
+    splits = max(16, tuning.tile_for(spec_of(stack), rows).splits)
+    assert found <= rows * (2 * K + splits * 4 * N) + 4096
 
 
 @sizes(["fp8 block", "bf16", "nvfp4", "int4"], 1, 64)
