@@ -1,6 +1,6 @@
 """Kernels against their references, the device's own limits, and PyTorch's kernels.
 
-    python bench/kernels.py [OPERATION ...] [--match TEXT] [--no-peers] [--jobs N] [--out FILE]
+    python bench/kernels.py [OPERATION ...] [--match TEXT ...] [--no-peers] [--jobs N] [--out FILE]
 
 Every case runs in one program that goes through several sets of buffers, together larger than the
 caches; such programs are sent one behind the other, and the time of a run is the slope between few
@@ -212,15 +212,17 @@ def core_clocks() -> float | None:
     return float(jax.devices()[0].core_count * mhz * 1e6)
 
 
-def all_cases(operations: Sequence[str], match: str) -> list[Case]:
-    """The cases of the modules in bench/cases, in order of their names."""
+def all_cases(operations: Sequence[str], match: Sequence[str]) -> list[Case]:
+    """The cases of the modules in bench/cases, in order of their names; only those whose names contain
+    one of `match`."""
     folder = Path(__file__).parent / "cases"
     names = sorted(p.stem for p in folder.glob("*.py") if not p.stem.startswith("_"))
     unknown = sorted(set(operations) - set(names))
     if unknown:
         sys.exit(f"no cases for {', '.join(unknown)}; there are: {', '.join(names)}")
     modules = [importlib.import_module(f"cases.{n}") for n in names if n in (operations or names)]
-    return [case for module in modules for case in module.cases() if match in case.name]
+    found = [case for module in modules for case in module.cases()]
+    return [case for case in found if any(text in case.name for text in match)]
 
 
 def peers(wanted: bool) -> Any:
@@ -234,7 +236,7 @@ def peers(wanted: bool) -> Any:
     return torch
 
 
-def share(pipe: Any, operations: Sequence[str], match: str, part: slice, with_peers: bool) -> None:
+def share(pipe: Any, operations: Sequence[str], match: Sequence[str], part: slice, with_peers: bool) -> None:
     """One process: compiles its part of the cases, says so, and measures them when told to."""
     compiled: list[tuple[Case, Programs | Exception]] = []
     for case in all_cases(operations, match)[part]:
@@ -260,7 +262,7 @@ def share(pipe: Any, operations: Sequence[str], match: str, part: slice, with_pe
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("operations", nargs="*", help="as in bench/cases (all)")
-    parser.add_argument("--match", default="", help="only cases whose names contain this")
+    parser.add_argument("--match", nargs="+", default=[""], help="only cases whose names contain one")
     parser.add_argument("--no-peers", action="store_true", help="leave PyTorch out")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--out", type=Path, help="also write the receipt here, row by row")

@@ -16,22 +16,28 @@ from sparkjax.weights.formats.bf16 import Bf16Tensor
 from sparkjax.weights.formats.cover import Covered
 from sparkjax.weights.formats.exl3 import ROTATION, Exl3Tensor
 from sparkjax.weights.formats.fp4 import Fp4Tensor
+from sparkjax.weights.formats.gguf import KINDS, GGUFTensor
 from sparkjax.weights.formats.gptq import GptqTensor
 from sparkjax.weights.formats.packed import PackedTensor
 from sparkjax.weights.formats.scaled import ScaledTensor
 
 FORMATS = (
     "bf16", "bf16 in 12 bits", "fp8 channel", "fp8 block", "mxfp8", "int8", "nvfp4", "mxfp4", "int4",
-    "gptq", "awq", "exl3",
+    "int4 by 32", "gptq", "gptq 3 bits", "awq", "exl3", "gguf Q4_0", "gguf Q4_1", "gguf Q8_0",
+    "gguf Q4_K", "gguf Q6_K",
 )  # fmt: skip
+_HALVES = {"Q4_0": {0: 0.2}, "Q4_1": {0: 0.2, 2: -1.5}, "Q8_0": {0: 0.014},
+           "Q4_K": {0: 0.006, 2: 0.04}, "Q6_K": {208: 0.0007}}  # fmt: skip
+"""GGUF type -> where the float16 of a block stand, and their size where weights are of order one."""
 
 
 def weight(key: jax.Array, kind: str, lead: tuple[int, ...], n: int, k: int) -> Any:
     """A weight whose products with unit rows are of order one.
 
     Args:
-      kind: one of FORMATS; int4, GPTQ (v1) and AWQ have groups of 128, EXL3 has 4 bits ("exl3 2 bits"
-        has 2) and mcg (half bits: mul1), 12 bits two escapes a row.
+      kind: one of FORMATS; int4 ("by 32" excepted), GPTQ (v1, 4 bits where none are named) and AWQ
+        have groups of 128, EXL3 has 4 bits ("exl3 2 bits" has 2) and mcg (half bits: mul1), 12 bits
+        two escapes a row.
     """
     codes, scales = jax.random.split(key)
 
@@ -56,17 +62,27 @@ def weight(key: jax.Array, kind: str, lead: tuple[int, ...], n: int, k: int) -> 
         groups = scale(n, k // 16, by=8.0).astype(jnp.float8_e4m3fn)
         whole = jnp.full((*lead, 1, 1), unit / 24, jnp.float32)
         return Fp4Tensor(packed, groups, whole, False, 16, n, k)
-    if kind == "int4":
+    if kind.startswith("int4"):
         words = lax.bitcast_convert_type(data(n, k // 8, dtype=jnp.uint32), jnp.int32)
-        groups = scale(n, k // 128, by=unit / 5).astype(jnp.bfloat16)
-        return PackedTensor(words, groups, None, None, 4, 128, n, k)
-    if kind in ("gptq", "awq"):
+        group = 32 if kind == "int4 by 32" else 128
+        groups = scale(n, k // group, by=unit / 5).astype(jnp.bfloat16)
+        return PackedTensor(words, groups, None, None, 4, group, n, k)
+    if kind.startswith("gguf"):
+        name = kind.split()[1]
+        blocks = data(n, k // KINDS[name].elements, KINDS[name].nbytes)
+        for at, by in _HALVES[name].items():
+            halves = (scale(*blocks.shape[-3:-1], 1, by=abs(by) * unit) * math.copysign(1, by)).astype(jnp.float16)
+            pair = lax.bitcast_convert_type(halves, jnp.uint8)[..., 0, :]
+            blocks = blocks.at[..., at : at + 2].set(pair)
+        return GGUFTensor(blocks.reshape(*lead, n, -1), name)
+    if kind.startswith("gptq") or kind == "awq":
         words = partial(lax.bitcast_convert_type, new_dtype=jnp.int32)
-        groups = scale(n, k // 128, by=unit / 8).astype(jnp.float16)
-        zero = words(data(n // 8, k // 128, dtype=jnp.uint32))
-        if kind == "gptq":
-            packed = words(data(n, k // 8, dtype=jnp.uint32))
-            return GptqTensor(packed, zero, groups, None, 4, False, True, 128, n, k)
+        width = 3 if kind == "gptq 3 bits" else 4
+        groups = scale(n, k // 128, by=unit / 2**(width - 1)).astype(jnp.float16)
+        zero = words(data(n * width // 32, k // 128, dtype=jnp.uint32))
+        if kind != "awq":
+            packed = words(data(n, k * width // 32, dtype=jnp.uint32))
+            return GptqTensor(packed, zero, groups, None, width, False, True, 128, n, k)
         return AwqTensor(words(data(n // 8, k, dtype=jnp.uint32)), zero, groups, 4, 128, n, k)
     if kind.startswith("exl3"):
         rate = float(kind.split()[1]) if kind != "exl3" else 4.0

@@ -46,7 +46,7 @@ from .layers.hyper import (
 )
 from .layers.norm import rms_norm
 from .layers.rope import Rope, angles, read_rope
-from .layers.shared_kv import SharedKV, declare_shared_kv, declare_window, query_latent, shared_kv
+from .layers.shared_kv import SharedKV, declare_shared_kv, declare_window, latents, shared_kv
 from .layers.shared_moe import Experts
 from .layers.stack import Layer, pick, run_layers, tap
 from .params import Dim, Param, Tree
@@ -362,7 +362,7 @@ def _mix(
     """The layer's attention over normalised y."""
     at, mixer = layer.within(config.stack), layer.kind[0]
     rope = ropes[0] if mixer == WINDOW else ropes[1]
-    latent = query_latent(y, p["attention"], at, config.attention, batch, context)
+    latent, kv = latents(y, p["attention"], at, config.attention, batch, context)
     more: dict[str, Any] = {}
     if mixer != WINDOW:
         c, name = (config.heavy, "heavy") if mixer == HEAVY else (config.light, "light")
@@ -375,7 +375,7 @@ def _mix(
                 y, latent, p["indexer"], slot, cache, batch, config, context, rope
             )
     return shared_kv(
-        y, latent, p["attention"], at, cache, "window", at, batch, config.attention, context, rope, **more
+        kv, latent, p["attention"], at, cache, "window", at, batch, config.attention, context, rope, **more
     )
 
 
@@ -449,9 +449,9 @@ def draft(
         x = e[..., None, :] + linear(h, p["hidden_join"], at, context=context)
         hc = site(x, p["attention_site"], at, hyper, context)
         y = norm(collapse(hc.pre, x), "attention_norm")
-        latent = query_latent(y, p["attention"], at, config.attention, batch, context)
+        latent, kv = latents(y, p["attention"], at, config.attention, batch, context)
         mixed, cache = shared_kv(
-            y, latent, p["attention"], at, cache, "draft_window", 0, batch, config.attention, context, rope
+            kv, latent, p["attention"], at, cache, "draft_window", 0, batch, config.attention, context, rope
         )
         x = expand(hc, mixed, x)
         hc = site(x, p["moe_site"], at, hyper, context)

@@ -60,7 +60,7 @@ from .layers.shared_indexer import (
     nothing_chosen,
     select_entries,
 )
-from .layers.shared_kv import SharedKV, declare_shared_kv, declare_window, query_latent, shared_kv
+from .layers.shared_kv import SharedKV, declare_shared_kv, declare_window, latents, shared_kv
 from .layers.shared_moe import Experts
 from .layers.stack import Layer, pick, run_layers, tap
 from .params import Dim, Param, Tree
@@ -341,10 +341,10 @@ def _mix(
 ) -> tuple[jax.Array, caches.Caches, Chosen]:
     """The layer's attention over normalised y, and what later layers attend to."""
     at, (ratio, role, scope, _) = layer.within(config.stack), layer.kind
-    latent = query_latent(y, p["attention"], at, config.attention, batch, context)
+    latent, kv = latents(y, p["attention"], at, config.attention, batch, context)
     if role == WINDOW:
         mixed, cache = shared_kv(
-            y, latent, p["attention"], at, cache, "window", at, batch, config.attention, context, ropes[0]
+            kv, latent, p["attention"], at, cache, "window", at, batch, config.attention, context, ropes[0]
         )
         return mixed, cache, chosen
     name, keys = f"entries_{ratio}", f"index_{ratio}"
@@ -366,7 +366,7 @@ def _mix(
         )  # fmt: skip
     picked = chosen.rows if config.index.chooses(cache[keys], batch, scope) else None
     mixed, cache = shared_kv(
-        y, latent, p["attention"], at, cache, "window", at, batch, config.attention, context, ropes[1],
+        kv, latent, p["attention"], at, cache, "window", at, batch, config.attention, context, ropes[1],
         entries=cache[name], entries_at=slot, limit=limit, selected=picked,
     )  # fmt: skip
     return mixed, cache, chosen

@@ -196,7 +196,7 @@ def _moe(
     """sum_e w_e expert_e(y) + shared(y): the k largest of s = sigmoid(W y), w = s / sum s."""
     scores = jax.nn.sigmoid(linear_float32(y, p["gate"], at, context=context))
     ids, weights = route_noaux(scores, None, config.k, normalise=config.normalise, eps=0.0)
-    out = routed(y, p["experts"], at, ids, weights, context=context)
+    out = routed(y, p["experts"], at, ids, weights, batch, context=context)
     return context.all_reduce(out + mlp(y, p["shared"], at, batch, context, reduce=False))
 
 

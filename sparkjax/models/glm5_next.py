@@ -33,7 +33,7 @@ from .layers.indexer import (
     select_pools,
 )
 from .layers.kda import Kimi, declare_kda, declare_kda_caches, kda
-from .layers.mla import Latent, declare_latents, declare_mla, mla, query_latent
+from .layers.mla import Latent, declare_latents, declare_mla, latents, mla
 from .layers.mlp import declare_mlp, mlp
 from .layers.norm import rms_norm
 from .layers.shared_moe import (
@@ -341,7 +341,7 @@ def forward(
             at = layer.within(config.of(LINEAR))
             return *kda(y, p["kda"], at, cache, at, batch, config.kimi, context), chosen
         at = layer.within(config.attention_stack)
-        latent = query_latent(y, p["attention"], at, config.latent, batch, context)
+        latent, row = latents(y, p["attention"], at, config.latent, batch, context)
         picked = chosen
         if mixer == FULL:
             slot = layer.within(config.of(FULL))
@@ -349,7 +349,7 @@ def forward(
                 y, latent, p["indexer"], slot, cache, slot, batch, config.index, context
             )
         mixed, cache = mla(
-            y, latent, p["attention"], at, cache, "latent", at, batch, config.latent, context, None, picked
+            row, latent, p["attention"], at, cache, "latent", at, batch, config.latent, context, None, picked
         )
         return mixed, cache, None if chosen is None else picked
 
@@ -401,12 +401,12 @@ def draft(
         h = rms_norm(hidden.astype(e.dtype), p["hidden_norm"], at, eps=config.eps)
         x = linear(jnp.concatenate([e, h], -1), p["join"], at, context=context, rows=batch.rows)
         y = rms_norm(x, p["input_norm"], at, eps=config.eps)
-        latent = query_latent(y, p["attention"], at, config.latent, batch, context)
+        latent, row = latents(y, p["attention"], at, config.latent, batch, context)
         chosen, cache = select_pools(
             y, latent, p["indexer"], at, cache, 0, batch, config.index, context, "draft_"
         )
         mixed, cache = mla(
-            y, latent, p["attention"], at, cache, "draft_latent", 0, batch, config.latent, context, None, chosen
+            row, latent, p["attention"], at, cache, "draft_latent", 0, batch, config.latent, context, None, chosen
         )
         x = x + mixed
         x = x + _feed(rms_norm(x, p["post_norm"], at, eps=config.eps), p, SPARSE, at, batch, config, context)

@@ -22,7 +22,7 @@ from .config import ConfigReader, text_section
 from .family import Output
 from .layers.head import declare_vocabulary, embed_tokens, vocabulary_logits
 from .layers.indexer import FULL, Index, declare_indexer, read_indexer_types, select_tokens
-from .layers.mla import Latent, declare_latents, declare_mla, mla, query_latent
+from .layers.mla import Latent, declare_latents, declare_mla, latents, mla
 from .layers.mlp import declare_mlp, mlp
 from .layers.norm import rms_norm
 from .layers.rope import Rope, angles, read_rope, yarn_mscale
@@ -256,14 +256,14 @@ def forward(
         at, (indexer, feed) = layer.within(layers), layer.kind
         with jax.named_scope("attention"):
             y = rms_norm(x, p["input_norm"], at, eps=config.eps)
-            latent = query_latent(y, p["attention"], at, config.latent, batch, context)
+            latent, row = latents(y, p["attention"], at, config.latent, batch, context)
             if indexer == FULL:
                 slot = layer.within(config.of(FULL))
                 chosen, cache = select_tokens(
                     y, latent, p["indexer"], slot, cache, "index", slot, batch, config.index, context, rope
                 )
             mixed, cache = mla(
-                y, latent, p["attention"], at, cache, "latent", at, batch, config.latent, context, rope, chosen
+                row, latent, p["attention"], at, cache, "latent", at, batch, config.latent, context, rope, chosen
             )
             x = x + mixed
         with jax.named_scope("mlp" if feed == DENSE else "moe"):
@@ -304,12 +304,12 @@ def draft(
         x = linear(jnp.concatenate([e, h], -1), p["join"], at, context=context, rows=batch.rows)
         rope = angles(config.rope, batch.positions)
         y = rms_norm(x, p["input_norm"], at, eps=config.eps)
-        latent = query_latent(y, p["attention"], at, config.latent, batch, context)
+        latent, row = latents(y, p["attention"], at, config.latent, batch, context)
         chosen, cache = select_tokens(
             y, latent, p["indexer"], at, cache, "draft_index", 0, batch, config.index, context, rope
         )
         mixed, cache = mla(
-            y, latent, p["attention"], at, cache, "draft_latent", 0, batch, config.latent, context, rope, chosen
+            row, latent, p["attention"], at, cache, "draft_latent", 0, batch, config.latent, context, rope, chosen
         )
         x = x + mixed
         x = x + _feed(rms_norm(x, p["post_norm"], at, eps=config.eps), p, SPARSE, at, batch, config, context)

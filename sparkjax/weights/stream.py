@@ -9,6 +9,7 @@ a view (codes that have to be packed anew) is made when its turn comes, and forg
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -24,7 +25,7 @@ from ..models.params import Param, Part, Tree
 from . import formats
 from .checkpoint import Checkpoint, tensors_of
 from .digest import Seen
-from .direct import Job, Reader, empty
+from .direct import Job, Reader, empty, pages, up
 from .errors import CheckpointError
 from .formats import gather
 from .formats.bf16 import Bf16Tensor, bf16_tensor
@@ -369,14 +370,26 @@ def to_device(
             seen.whole(filled)
         return jax.tree.map(lambda a: jax.device_put(a, device), filled)
     results: list[Any] = []
+    buffer = pages(0)
     for stack in stacks_of(leaf.tree):
         planes, structure = jax.tree.flatten(stack)
         with jax.default_device(device):
             arrays = [jnp.zeros(p.shape, p.dtype) for p in planes]
         for group in _groups(planes):
-            staged = {
-                k: empty((sum(map(len, sources)), *planes[k].rest[1:]), planes[k].dtype)
+            shapes = {
+                k: (sum(map(len, sources)), *planes[k].rest[1:])
                 for k, (_, sources) in group.items()
+            }
+            sizes = {k: math.prod(s) * planes[k].dtype.itemsize for k, s in shapes.items()}
+            if sum(map(up, sizes.values())) > buffer.size:
+                buffer = pages(sum(map(up, sizes.values())), reused=True)
+            # All groups share one buffer, which is free again when they are in place: the runtime lets
+            # go of an array of the host's some time after it was copied, and a new one would be
+            # beside it.
+            ends = itertools.accumulate(map(up, sizes.values()))
+            staged = {
+                k: buffer[end - up(sizes[k]) :][: sizes[k]].view(planes[k].dtype).reshape(shapes[k])
+                for k, end in zip(shapes, ends, strict=True)
             }
             reader.fill(
                 (staged[k][at : at + len(source)], source)

@@ -8,7 +8,8 @@ import packed_weights as weights
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from sparkjax.kernels.linear import triton
+from sparkjax.kernels.linear import rotated, triton, tuning
+from sparkjax.kernels.linear.planes import spec_of
 from sparkjax.kernels.moe import apart, groups
 from sparkjax.kernels.moe import triton as moe
 from sparkjax.kernels.moe.shapes import SHAPES
@@ -60,7 +61,21 @@ def test_linear_reads_the_stack_in_place(place, kind, rows):
     stack = weights.weight(kind, (2,), N, K)
     found = temporaries(lambda x, w: triton.linear(x, w, 1), place, weights.rows(rows, K), stack)
     # x by fields, and the parts of sums that programs share.
-    assert found <= rows * (2 * K + 16 * 4 * N) + 4096
+    splits = max(16, tuning.tile_for(spec_of(stack), rows).splits)
+    assert found <= rows * (2 * K + splits * 4 * N) + 4096
+
+
+@sizes(["fp8 block", "bf16", "nvfp4", "int4"], 1, 64)
+def test_a_group_is_one_launch_that_reads_the_stacks_in_place(place, kind, rows):
+    sizes = (N, 64, N)
+    stacks = [weights.weight(kind, (2,), n, K) for n in sizes]
+    shapes = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), (weights.rows(rows, K), stacks)
+    )
+    done = jax.jit(lambda x, w: triton.linear_group(x, w, 1)).lower(*shapes).compile()
+    assert done.as_text().count('custom_call_target="__gpu$xla.gpu.triton"') == 1
+    found = done.memory_analysis().temp_size_in_bytes
+    assert found <= rows * (2 * K + 16 * 4 * sum(sizes)) + 4096
 
 
 @pytest.mark.parametrize("kind", [k for k in weights.GGUF if k.endswith("K")])
@@ -89,6 +104,12 @@ def test_what_is_cut_inside_of_a_block_is_read_in_place(place, axis, rows):
     assert found <= rows * (4 * K + 16 * 4 * N + 4 * N) + (2 * N * K if rows > 64 else 0) + 4096
 
 
+def expert_splits(w, rows, k, weights):
+    """In how many parts the sums over the inputs of these experts are cut."""
+    specs = [rotated.padded(s) if s.code == "trellis" else s for s in apart.specs(w)]
+    return max(tuning.expert_tile(s, rows, 8, k, weights).splits for s in specs)
+
+
 def expert_programs(place, rows, k, gate, up, down):
     """Bytes of temporaries of the expert layer."""
     hidden = gate.shape[-1]
@@ -103,8 +124,10 @@ def test_experts_read_the_stacks_in_place(place, kind, rows):
     gate, up = (weights.weight(kind, (2, count), width, N) for _ in range(2))
     down = weights.weight(kind, (2, count), N, width)
     found = expert_programs(place, rows, k, gate, up, down)
-    # Hidden and output rows of every pair, x by fields, the tiles' lists.
-    assert found <= rows * (k * (4 * width + 6 * N) + 2 * N) + 65536
+    into, out = expert_splits(gate, rows, k, 2), expert_splits(down, rows, k, 1)
+    parts = 8 * width * into if into > 1 else 0
+    # Hidden and output rows of every pair (parts of both), x by fields, the tiles' lists.
+    assert found <= rows * (k * (4 * width + parts + 2 * N + 4 * N * out) + 2 * N) + 65536
 
 
 MODELS = {
@@ -159,8 +182,10 @@ def test_a_projection_of_a_recipe_reads_the_stack_in_place(place):
 @pytest.mark.parametrize("rows", [1, 8, 64, 2048])
 def test_experts_of_recipes_read_the_stacks_in_place(place, name, rows):
     shape, gate = shape_of(name), experts_of(name, ROWS)
-    whole = shape.whole or shape.width
-    found = expert_programs(place, rows, shape.chosen, gate, gate, experts_of(name, COLS))
-    # Of every pair x and sums of gate and up in their bases, then those of down; the tiles' lists.
-    most = 4 * shape.hidden + 24 * whole
+    whole, down = shape.whole or shape.width, experts_of(name, COLS)
+    found = expert_programs(place, rows, shape.chosen, gate, gate, down)
+    into, out = (expert_splits(w, rows, shape.chosen, 1) for w in (gate, down))
+    # Of every pair x and sums of gate and up in their bases, then those of down (parts of them); the
+    # tiles' lists.
+    most = 4 * shape.hidden * out + (16 + 8 * into) * whole
     assert found <= len(MODELS[name]) * rows * shape.chosen * most + (1 << 20)

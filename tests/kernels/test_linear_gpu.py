@@ -39,8 +39,12 @@ def outputs(kind):
 def test_equals_the_reference_interpreted(kind):
     w, x = weights.weight(kind, (2,), outputs(kind), 256), weights.rows(3, 256)
     tile = tuning.tile_for(spec_of(w), 3)
-    y = jax.jit(lambda x, w: triton.linear(x, w, jnp.int32(1), tile=tile, interpret=True))(x, w)
-    assert weights.relative(y, exact(x, w, 1)) < TOLERANCE
+    form = {"tile": tile, "interpret": True}
+    y = jax.jit(lambda x, w: triton.linear(x, w, jnp.int32(1), **form))(x, w)
+    whole = jax.jit(lambda x, w: triton.linear(x, w, jnp.int32(1), dtype=jnp.float32, **form))(x, w)
+    # The rounding of so few results scatters about the tolerance.
+    assert weights.relative(whole, exact(x, w, 1)) < TOLERANCE / 2
+    np.testing.assert_array_equal(y, whole.astype(jnp.bfloat16))
 
 
 @pytest.mark.parametrize(("rows", "outputs"), [(3, 40), (3, 1), (80, 40)])
@@ -76,6 +80,31 @@ def test_panels_go_into_their_columns(monkeypatch):
     assert weights.relative(jax.jit(run)(x, w), reference.linear(x, w)) < 1e-4
 
 
+GROUP = (("fp8 block", 256), ("fp8 block", 40), ("nvfp4", 64), ("fp8 block", 64), ("nvfp4", 200),
+         ("exl3 2 mcg", 40), ("bf16", 8))  # fmt: skip
+"""What one x meets: weights of unequal outputs, some of them alike."""
+
+
+def equal_alone(x, stacks, interpret):
+    together = jax.jit(lambda x, w: triton.linear_group(x, w, 1, interpret=interpret))(x, stacks)
+    alone = jax.jit(lambda x, w: [triton.linear(x, v, 1, interpret=interpret) for v in w])
+    for y, expected in zip(together, alone(x, stacks), strict=True):
+        np.testing.assert_array_equal(y, expected)
+
+
+def test_a_group_has_the_bits_of_each_alone():
+    stacks = [weights.weight(kind, (2,), n, 256, seed=i) for i, (kind, n) in enumerate(GROUP)]
+    equal_alone(weights.rows(3, 256), stacks, interpret=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 2, 33, 64, 80])
+def test_a_group_has_the_bits_of_each_alone_on_a_gpu(rows):
+    kinds = ("bf16", "fp8 block", "nvfp4", "int4", "awq", "bf16 in 12 bits", "exl3 2 mcg", "gguf Q4_K")
+    stacks = [weights.weight(k, (2,), n, 2048, seed=n) for k in kinds for n in (1024, 64, 992)]
+    equal_alone(weights.rows(rows, 2048), stacks, interpret=False)
+
+
 def test_refusals_name_their_reason():
     x = weights.rows(1, 256)
     assert "bfloat16 is supported" in triton.supports(x.astype(jnp.float32), jnp.zeros((4, 256)))
@@ -96,7 +125,7 @@ def tiles(spec):
     """Every tile that a weight may be read in."""
     decode = [tuning.tile_for(spec, rows) for rows in (1, 64)]
     experts = [
-        tuning.expert_tile(spec, n, tuning.expert_rows([spec], n, 2, 8), weights)
+        tuning.expert_tile(spec, n, tuning.expert_rows([spec], n, 2, 8), 2, weights)
         for n in (8, 100)
         for weights in (1, 2)
     ]

@@ -8,6 +8,8 @@ import numpy as np
 import packed_weights as weights
 import pytest
 
+from sparkjax.kernels.linear import tuning
+from sparkjax.kernels.linear.planes import spec_of
 from sparkjax.kernels.moe import apart, experts, groups, reference, triton
 from sparkjax.mesh.context import Context
 from sparkjax.models.layers.mlp import silu
@@ -26,12 +28,13 @@ def test_every_pair_is_in_one_tile_of_its_expert(monkeypatch, tokens, k, count, 
     monkeypatch.setattr(groups, "COMPARED", compared)
     rng = np.random.default_rng(2)
     ids = np.stack([rng.permutation(count)[:k] for _ in range(tokens)]).astype(np.int32)
+    ids[tokens // 2 + 1 :: 3] = -1  # rows that are not there
     expert, pair = map(np.asarray, groups.tiles(jnp.asarray(ids), count, size))
     assert sorted(pair[pair >= 0]) == list(range(tokens * k))
     for one, members in zip(expert, pair, strict=True):
         members = members[members >= 0]
         assert (ids.reshape(-1)[members] == one).all()
-        assert (len(members) > 0) == (one >= 0)
+        assert len(members) > 0 or one < 0
         assert (np.diff(members) > 0).all()
     full = sum(-(-int((ids == e).sum()) // size) for e in range(count))
     assert (expert >= 0).sum() == full
@@ -75,6 +78,17 @@ def test_equals_the_reference_interpreted(kind):
     x, ids, share = tokens_of(3, 2, 4, 128)
     y = interpreted(x, ids, share, planes, 0.5)
     assert weights.relative(y, exact(x, ids, share, planes, 0.5)) < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", ["fp8 block", pytest.param("exl3 2 mcg", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rows", [3, pytest.param(300, marks=pytest.mark.slow)])
+def test_a_token_of_no_experts_is_zeros(kind, rows):
+    planes = layer(kind, 4, 128, 1024)  # up to 64 rows, sums of gate and up are cut
+    x, ids, share = tokens_of(rows, 2, 4, 1024)
+    full, none = interpreted(x, ids, share, planes), ids.at[1].set(-1)
+    for y in (interpreted(x, none, share, planes), exact(x, none, share, planes)):
+        assert (y[1] == 0).all()
+    np.testing.assert_array_equal(interpreted(x, none, share, planes), full.at[1].set(0))
 
 
 def cut_experts(kinds, count, width, hidden, cut):
@@ -143,6 +157,22 @@ def test_what_it_takes():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["fp8 block", "nvfp4", "int4", "exl3 2 mcg", "gguf Q4_K"])
+def test_sums_in_parts_on_a_gpu(kind):
+    context = Context("bfloat16", platform="cuda", kernels=(("moe", "triton"),))
+    planes = layer(kind, 12, 2048, 2048)
+    specs = [spec_of(w) for w in planes]
+    tile = tuning.expert_tile(specs[0], 64, 8, 4, 2)
+    assert tile.splits > 1 and tile == tuning.expert_tile(specs[0], 1, 8, 4, 2)
+    x, ids, share = tokens_of(64, 4, 12, 2048)
+    run = jax.jit(lambda x, ids, share, p: experts(x, ids, share, *p, 1, silu, context=context))
+    full = run(x, ids, share, planes)
+    assert weights.relative(full, exact(x, ids, share, planes)) < TOLERANCE
+    for rows in (1, 2, 7, 40):
+        np.testing.assert_array_equal(run(x[:rows], ids[:rows], share[:rows], planes), full[:rows])
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", [*weights.FORMATS, "gptq 4 bits ordered", *CUT])
 def test_equals_the_reference_on_a_gpu(kind):
     context = Context("bfloat16", platform="cuda", kernels=(("moe", "triton"),))
@@ -158,4 +188,8 @@ def test_equals_the_reference_on_a_gpu(kind):
     for rows in (1, 2, 7, 16, 40):
         few = run(x[:rows], ids[:rows], share[:rows], planes)
         np.testing.assert_array_equal(few, full[:rows])
+    for rows in (2, 40, 300):
+        all_but_one = run(x[:rows], ids[:rows].at[1].set(-1), share[:rows], planes)
+        assert (all_but_one[1] == 0).all() and jnp.isfinite(all_but_one).all()
+        np.testing.assert_array_equal(all_but_one[0], run(x[:rows], ids[:rows], share[:rows], planes)[0])
     assert weights.relative(run(x, ids, share, planes), exact(x, ids, share, planes)) < TOLERANCE

@@ -38,7 +38,9 @@ def test_a_gpu_holds_what_the_host_would(monkeypatch, family, group):
 
 
 def test_the_host_never_holds_a_large_parameter(tmp_path):
-    """3 GiB of one stacked parameter through a buffer of an eighth of one (one GiB in all, libraries included)."""
+    """3 GiB of one stacked parameter through a buffer of an eighth of one, which the runtime has a
+    pinned one of its own beside: half a GiB in all. Before it, the device and its libraries are there,
+    which take 0.6 GiB by themselves."""
     layers, rows, columns = 12, 16384, 16384
     header, size = {}, rows * columns
     for i in range(layers):
@@ -55,10 +57,12 @@ def test_the_host_never_holds_a_large_parameter(tmp_path):
     checkpoint = open_checkpoint(tmp_path)
     checkpoint.quantized = {}
     tree = {"w": Param("{layer}.w", (Dim(rows), Dim(columns)), layers=tuple(range(layers)))}
+    warm = jax.jit(lambda x: jax.lax.dynamic_update_slice(x, x[:1], (1, 0)))
+    jax.block_until_ready(warm(jax.device_put(np.ones((4, 4)), jax.devices("cuda")[0])))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     params = jax.block_until_ready(load.load_params(tree, checkpoint))
     more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
     print(f"peak of the host's resident memory: {more:.2f} GiB more")
-    assert more < 1
+    assert more < 0.5
     for i in (0, layers - 1):
         np.testing.assert_array_equal(np.asarray(params["w"][i, -256:]).view(np.uint8), row + i)

@@ -65,6 +65,8 @@ def linear_group(
     chosen = {choose("linear", context, reference.linear, IMPLEMENTATIONS, x, w) for w in weights}
     if chosen == {native.linear}:
         return native.linear_group(x, weights, layer, rows)
+    if chosen == {triton.linear}:
+        return triton.linear_group(x, weights, layer)
     return [linear(x, w, layer, context=context, rows=rows) for w in weights]
 
 

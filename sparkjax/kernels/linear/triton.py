@@ -6,7 +6,9 @@ See tile.py for the loop, tuning.py for sizes and panels.py for many rows.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -84,6 +86,53 @@ def linear(
         tile = tile or tuning.tile_for(spec, flat.shape[0])
         y = launch(spec, flat, planes, member, tile, interpret, dtype=dtype)
     return y.reshape(*x.shape[:-1], spec.rows)
+
+
+def linear_group(
+    x: jax.Array, weights: Sequence[Any], layer: Any = None, *, interpret: bool = False
+) -> list[jax.Array]:
+    """`linear` of one x with several weights, to the bit: one launch for those that are alike but for
+    their outputs, as long as there are no more rows than decode has.
+
+    Args:
+      weights: [L, N, K] each (or [N, K]) with their own N.
+    """
+    few = x.size // x.shape[-1] <= tuning.DECODE_ROWS
+    alike: dict[Any, list[int]] = {}
+    for i, w in enumerate(weights):
+        spec = None if isinstance(w, Covered) else spec_of(w)
+        kind: Any = i
+        if few and isinstance(spec, Spec) and not spec.prepared:
+            kind = dataclasses.replace(spec, rows=0)
+        alike.setdefault(kind, []).append(i)
+    found: dict[int, jax.Array] = {}
+    for members in alike.values():
+        if len(members) == 1:
+            [i] = members
+            found[i] = linear(x, weights[i], layer, interpret=interpret)
+            continue
+        some = [weights[i] for i in members]
+        assert all(w.shape[-1] == x.shape[-1] for w in some)
+        found |= zip(members, _together(x, some, layer, interpret), strict=True)
+    return [found[i] for i in range(len(weights))]
+
+
+def _together(
+    x: jax.Array, weights: Sequence[Any], layer: Any, interpret: bool
+) -> list[jax.Array]:
+    """`linear_group` of weights of one Spec but for the outputs."""
+    flat = x.reshape(-1, x.shape[-1])
+    member = jnp.asarray(0 if layer is None else layer, jnp.int32).reshape(1)
+    shares = []
+    for w in weights:
+        spec = spec_of(w)
+        assert isinstance(spec, Spec)
+        shares.append(Share(spec, planes_of(w), tuning.tile_for(spec, flat.shape[0])))
+    rows = _parts(by_field(flat, shares[0].spec), member, shares, x.dtype, interpret)
+    return [
+        _summed(share, parts, member, x.dtype).reshape(*x.shape[:-1], share.spec.rows)
+        for share, parts in zip(shares, rows, strict=True)
+    ]
 
 
 def by_field(x: jax.Array, spec: Spec) -> jax.Array:
@@ -166,7 +215,7 @@ def _rotated(
         parts = panels.linear(whole, x, planes, member, *sizes, interpret, jnp.float32)[None]
     else:
         tile = tile or tuning.tile_for(whole, x.shape[0])
-        parts = _parts(whole, x[None], planes, member, tile, jnp.float32, interpret)
+        [parts] = _parts(x[None], member, [Share(whole, planes, tile)], jnp.float32, interpret)
     return rotated.back(spec, parts, planes, member, most, dtype, interpret)
 
 
@@ -186,37 +235,59 @@ def launch(
       x: [R * groups, K], a row's groups one after the other; group g meets the outputs g N / groups
         and on, and no tile's outputs belong to two groups.
     """
-    each = dtype if tile.splits == 1 else jnp.float32
-    parts = _parts(spec, by_field(x, spec), planes, member, tile, each, interpret, groups)
-    if tile.splits == 1:
+    share = Share(spec, planes, tile)
+    [parts] = _parts(by_field(x, spec), member, [share], dtype, interpret, groups)
+    return _summed(share, parts, member, dtype)
+
+
+def _summed(share: Share, parts: jax.Array, member: jax.Array, dtype: Any) -> jax.Array:
+    """dtype [R, N] of a weight's `_parts`."""
+    if share.tile.splits == 1:
         return parts[0]
-    total = in_order(parts)
+    total, spec = in_order(parts), share.spec
     if spec.whole:
-        assert planes.whole is not None
-        scale = planes.whole[member[0]]
+        assert share.planes.whole is not None
+        scale = share.planes.whole[member[0]]
         total = total * scale if spec.whole == "times" else total / scale
     return total.astype(dtype)
 
 
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """One weight of a launch."""
+
+    spec: Spec
+    planes: Planes
+    tile: Tile
+
+    @property
+    def across(self) -> int:
+        """Tiles of outputs."""
+        return -(-self.spec.rows // self.tile.outputs)
+
+
 def _parts(
-    spec: Spec,
     x: jax.Array,
-    planes: Planes,
     member: jax.Array,
-    tile: Tile,
+    shares: Sequence[Share],
     dtype: Any,
     interpret: bool,
     groups: int = 1,
-) -> jax.Array:
-    """dtype [splits, R, N]: what each split sums up. x is as `by_field` gives it."""
+) -> list[jax.Array]:
+    """[splits, R, N] of each weight: what each split sums up, of `dtype` where there is one, float32
+    where there are more. x is as `by_field` gives it; tiles differ in splits only."""
     count = x.shape[1] // groups
-    names = planes.names()
+    names = shares[0].planes.names()
+    first = shares[0].tile
+    starts = [0, *itertools.accumulate(s.across * s.tile.splits for s in shares)]
 
-    def kernel(member_ref: Any, x_ref: Any, *refs: Any) -> None:
-        *plane_refs, y_ref = refs
-        weight = dict(zip(names, plane_refs, strict=True))
-        r0, n0 = pl.program_id(0) * tile.rows, pl.program_id(1) * tile.outputs
-        split, at = pl.program_id(2), plgpu.load(member_ref.at[jnp.zeros((), jnp.int32)])
+    def one(
+        share: Share, row: jax.Array, place: jax.Array, at: jax.Array, x_ref: Any, planes: Any, y_ref: Any
+    ) -> None:
+        spec, tile = share.spec, share.tile
+        r0, n0 = row * tile.rows, place % share.across * tile.outputs
+        split = place // share.across
+        weight = dict(zip(names, planes, strict=True))
         rows = r0 + jnp.arange(tile.rows, dtype=jnp.int32)
         inside = rows < count if count % tile.rows else None
         places = rows if groups == 1 else rows * groups + n0 // (spec.rows // groups)
@@ -231,16 +302,33 @@ def _parts(
         view = y_ref.at[split, pl.ds(r0, tile.rows), pl.ds(n0, tile.outputs)]
         plgpu.store(view, sums.T.astype(y_ref.dtype), mask=mask)
 
+    def kernel(member_ref: Any, x_ref: Any, *refs: Any) -> None:
+        row, place = pl.program_id(0), pl.program_id(1)
+        at = plgpu.load(member_ref.at[jnp.zeros((), jnp.int32)])
+        for i, share in enumerate(shares):
+            planes = refs[i * len(names) : (i + 1) * len(names)]
+            y_ref = refs[i - len(shares)]
+            work = partial(one, share, row, place - starts[i], at, x_ref, planes, y_ref)
+            if len(shares) == 1:
+                work()
+            else:
+                pl.when((place >= starts[i]) & (place < starts[i + 1]))(work)
+
     return pl.pallas_call(
         kernel,
-        name=f"{'linear' if groups == 1 else 'grouped'}_{spec.code}",
-        out_shape=jax.ShapeDtypeStruct((tile.splits, count, spec.rows), dtype),
-        grid=(-(-count // tile.rows), -(-spec.rows // tile.outputs), tile.splits),
-        in_specs=[_ANY] * (2 + len(names)),
-        out_specs=_ANY,
-        compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
+        name=f"{'linear' if groups == 1 else 'grouped'}_{shares[0].spec.code}",
+        out_shape=[
+            jax.ShapeDtypeStruct(
+                (s.tile.splits, count, s.spec.rows), dtype if s.tile.splits == 1 else jnp.float32
+            )
+            for s in shares
+        ],
+        grid=(-(-count // first.rows), starts[-1]),
+        in_specs=[_ANY] * (2 + len(names) * len(shares)),
+        out_specs=[_ANY] * len(shares),
+        compiler_params=plgpu.CompilerParams(num_warps=first.warps, num_stages=first.stages),
         interpret=interpret,
-    )(member, x, *planes.arrays())
+    )(member, x, *(a for s in shares for a in s.planes.arrays()))
 
 
 def in_order(parts: Sequence[jax.Array] | jax.Array) -> jax.Array:

@@ -21,6 +21,10 @@ decoded where they are multiplied; beyond, in panels."""
 PROGRAMS = 512
 """Programs that a decode launch wants at least: a few for each multiprocessor, whatever the device,
 as the number of splits decides bits."""
+STEPS = 4
+"""Steps that each share of a sum keeps, so that its loads overlap."""
+EXPERT_PROGRAMS, EXPERT_STEPS = 640, 2
+"""The same of the expert layer, at one token."""
 
 _DECODE = {
     "gguf": Tile(outputs=64, words=16, warps=2, stages=2),
@@ -41,7 +45,7 @@ _EXPERTS = {
     "bf12": Tile(outputs=64, words=32, warps=4, stages=4),
     "e4m3": Tile(outputs=64, words=32, warps=4, stages=4),
     "int8": Tile(outputs=64, words=32, warps=4, stages=4),
-    "e2m1": Tile(outputs=32, words=64, warps=2, stages=3),
+    "e2m1": Tile(outputs=64, words=32, warps=4, stages=3),
     "int4": Tile(outputs=64, words=16, warps=2, stages=4),
     "bits": Tile(outputs=64, words=16, warps=2, stages=4),
     "across": Tile(outputs=256, words=64, warps=2, stages=4),
@@ -83,8 +87,7 @@ def tile_for(spec: Spec, rows: int) -> Tile:
     steps = -(-spec.words // tile.words)
     programs = -(-spec.rows // tile.outputs)
     splits = 1
-    # Each share keeps eight steps, so that its loads overlap.
-    while programs * splits < PROGRAMS and steps >= 16 * splits:
+    while programs * splits < PROGRAMS and steps >= 2 * STEPS * splits:
         splits *= 2
     # Two tiles of 32 rows of 4-bit integers are faster than one of 64.
     most = min(_most(spec), 32) if key == "int4" else _most(spec)
@@ -97,15 +100,24 @@ def expert_rows(specs: Sequence[Spec], tokens: int, k: int, count: int) -> int:
     return max(8, min(*map(_most, specs), _power(2 * tokens * k // count)))
 
 
-def expert_tile(spec: Spec, tokens: int, rows: int, weights: int = 1) -> Tile:
+def expert_tile(spec: Spec, tokens: int, rows: int, k: int, weights: int = 1) -> Tile:
     """The tile of one of the expert layer's products.
 
     Args:
       rows: from `expert_rows`.
+      k: experts of a token.
       weights: how many of this spec are multiplied at once.
     """
-    table = _EXPERTS if tokens <= DECODE_ROWS else _EXPERTS_MANY
-    return _rows(_fitted(table[_key(spec)], spec), spec, rows, weights)
+    few = tokens <= DECODE_ROWS
+    tile = _fitted((_EXPERTS if few else _EXPERTS_MANY)[_key(spec)], spec)
+    if few:
+        # A single token's experts have to fill the device.
+        programs, splits = k * -(-spec.rows // tile.outputs), 1
+        steps = -(-spec.words // tile.words)
+        while programs * splits < EXPERT_PROGRAMS and steps >= 2 * EXPERT_STEPS * splits:
+            splits *= 2
+        tile = dataclasses.replace(tile, splits=splits)
+    return _rows(tile, spec, rows, weights)
 
 
 def many(spec: Spec) -> tuple[Tile, Tile]:

@@ -20,7 +20,7 @@ from ...weights.formats.mixed import Mixed
 from ..linear import cover, rotated, tuning
 from ..linear.planes import Spec, planes_of, spec_of
 from ..linear.triton import in_order
-from .pairs import product
+from .pairs import parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Choice:
     """Which experts the tokens of a launch have chosen.
 
     Attributes:
-      ids: int32 [T, k].
+      ids: int32 [T, k]; -1 is none.
       expert, pair: int32 [tiles] and [tiles, rows], see `groups.tiles`.
     """
 
@@ -69,11 +69,11 @@ def project(
     """
     stacks = _stacks(w, layer)
     of = dtype if len(stacks) == 1 else jnp.float32
-    parts = [
+    found = [
         _of_one_format(x, stack, matrices, choice, share, of, interpret)
         for stack, matrices in stacks
     ]
-    return in_order(parts).astype(dtype)
+    return in_order(found).astype(dtype)
 
 
 def added(each: jax.Array, share: jax.Array | None) -> jax.Array:
@@ -123,22 +123,20 @@ def _of_one_format(
     member = jnp.where(choice.expert < 0, -1, matrices[jnp.maximum(choice.expert, 0)])
 
     def times(spec: Spec, x: jax.Array) -> jax.Array:
-        tile = tuning.expert_tile(spec, tokens, choice.pair.shape[1])
+        tile = tuning.expert_tile(spec, tokens, choice.pair.shape[1], choice.ids.shape[1])
         per = pairs // x.shape[0]
-        return product(
-            spec, x, [planes], member, choice.pair, per, pairs, lambda y: y, jnp.float32, tile,
-            interpret,
-        )  # fmt: skip
+        [found] = parts(spec, x, [planes], member, choice.pair, per, pairs, tile, interpret)
+        return found
 
     if spec.code == "trellis":
         turned, most = rotated.into(x, planes, mine, interpret, pairs // x.shape[0])
-        parts = times(rotated.padded(spec), turned)[None]
-        return rotated.back(spec, parts, planes, mine, most, dtype, interpret, share)
+        sums = times(rotated.padded(spec), turned)
+        return rotated.back(spec, sums, planes, mine, most, dtype, interpret, share)
     x = x.astype(jnp.bfloat16)
     if spec.ordered:
         assert planes.order is not None
         x = jnp.take_along_axis(_of_pairs(x, mine), planes.order[mine], axis=1)
-    return added(times(spec, x), share).astype(dtype)
+    return added(in_order(times(spec, x)), share).astype(dtype)
 
 
 def _of_pairs(x: jax.Array, pairs: jax.Array) -> jax.Array:

@@ -19,13 +19,13 @@ def tiles(ids: jax.Array, experts: int, size: int) -> tuple[jax.Array, jax.Array
     """Pairs p = t * k + j of one expert side by side, in tiles.
 
     Args:
-      ids: int32 [T, k], the experts of each token.
+      ids: int32 [T, k], the experts of each token; all -1 where it has none.
       experts: how many there are.
       size: pairs of a tile.
 
     Returns:
       (expert int32 [tiles], pair int32 [tiles, size]); -1 where there is none. Within an expert
-      pairs ascend.
+      pairs ascend. Pairs of no expert are in tiles of none.
     """
     flat = ids.reshape(-1)
     if ids.shape[0] == 1:
@@ -34,7 +34,14 @@ def tiles(ids: jax.Array, experts: int, size: int) -> tuple[jax.Array, jax.Array
         return flat, jnp.concatenate([jnp.arange(flat.shape[0], dtype=jnp.int32)[:, None], rest], 1)
     if flat.shape[0] <= COMPARED:
         return _compared(flat, size)
-    return _sorted(flat, most_tiles(flat.shape[0], experts, size), experts, size)
+    # Those of none come last.
+    expert, pair = _sorted(
+        jnp.where(flat < 0, experts, flat),
+        most_tiles(flat.shape[0], experts + 1, size),
+        experts + 1,
+        size,
+    )
+    return jnp.where(expert == experts, -1, expert), pair
 
 
 def _compared(flat: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:

@@ -29,7 +29,7 @@ def experts(
 
     Args:
       x: [T, H].
-      ids: int32 [T, k], the chosen experts of each token, distinct.
+      ids: int32 [T, k], the chosen experts of each token, distinct; -1 is none.
       weights: float32 [T, k].
       gate, up: [L, E, I, H], any format; down: [L, E, H, I].
       layer: int or int32 [].

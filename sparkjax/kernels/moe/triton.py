@@ -43,7 +43,8 @@ def experts(
     interpret: bool = False,
 ) -> jax.Array:
     """See `reference.experts`; x is bfloat16, act(gate x) * up x is rounded once (not at all in front of
-    a rotation), and a token's choices are added in an order that k alone decides.
+    a rotation), and a token's choices are added in an order that k alone decides. Nothing is read for a
+    token whose ids are -1.
 
     Args:
       interpret: run on a CPU, slowly.
@@ -81,7 +82,7 @@ def experts(
     member = jnp.where(expert < 0, -1, base + expert)
     pairs = tokens * k
     first, second = (
-        tuning.expert_tile(spec, tokens, rows, n) for spec, n in ((into, 2), (out, 1))
+        tuning.expert_tile(spec, tokens, rows, k, n) for spec, n in ((into, 2), (out, 1))
     )
     planes = [planes_of(gate), planes_of(up)]
     hidden = product(into, x, planes, member, pair, k, pairs, act, x.dtype, first, interpret)

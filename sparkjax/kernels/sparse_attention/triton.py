@@ -20,10 +20,8 @@ from .. import online
 from .. import pallas as tools
 from ..pallas import plgpu
 
-SPAN = 512
-"""Shared rows a span."""
-PICKED = 128
-"""Chosen rows a span: few, so that a single query's are read by many blocks of threads."""
+SPAN = PICKED = 128
+"""Shared and chosen rows a span: few, so that a single query's are read by many blocks of threads."""
 FEW = 16
 """Up to so many queries a row (decode, verification) run a block of threads a span. The number of
 rows must not decide: it would change bits."""
@@ -153,7 +151,8 @@ def attend(
         scale=scale,
         value_dim=value_dim,
         heads=heads,
-        tile=tile or min(tools.power(heads, 16), 16 if full else 32),
+        # A span's results are as many numbers as what it reads: of 32 heads, joining has no room.
+        tile=tile or min(tools.power(heads, 16), 16 if full or count <= FEW else 32),
         block=block or (16 if full else 32),
         dense=shared[0].shape[1] if shared else 0,
         chosen=selected.shape[2] if selected is not None else 0,

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from ...kernels import attention as attention_kernel
-from ...kernels.linear import linear
+from ...kernels.linear import linear_group
 from ...mesh.context import Context
 from .. import cache as caches
 from ..batch import Batch
@@ -99,12 +99,14 @@ def compress(
     """The entries [B, n, dim] that x's tokens complete, before positions, and the caches with
     what is left over. Entry j is number start // ratio + j; `pools.completed` counts them."""
     wide = x if c.dtype == "weight" else x.astype(jnp.float32)
-    values = linear(wide, p["kv"], at, context=context, rows=batch.rows)
-    if not c.gated:
+    names = ("kv", "gate") if c.gated else ("kv",)
+    values, *rest = linear_group(
+        wide, [p[name] for name in names], at, context=context, rows=batch.rows
+    )
+    if not rest:
         return rms_norm(values, p["norm"], at, eps=c.eps, late_cast=True).astype(x.dtype), cache
-    gates = linear(wide, p["gate"], at, context=context, rows=batch.rows)
     ring, earlier = f"{name}_open", c.ratio if c.overlap else 0
-    both = jnp.concatenate([values, gates], -1)
+    both = jnp.concatenate([values, *rest], -1)
     tokens, kept = pool_tokens(both, cache[ring], slot, batch, c.ratio, earlier)
     values, gates = jnp.split(tokens, 2, axis=-1)
     if c.overlap:

@@ -107,7 +107,7 @@ def moe(
         ids = p["table"][table_at, batch.tokens]
         weights = jnp.take_along_axis(scores, ids, axis=-1)
         weights = weights / (weights.sum(-1, keepdims=True) + 1e-20) * experts.scale
-    y = routed(x, p["experts"], at, ids, weights, limit=experts.limit, context=context)
+    y = routed(x, p["experts"], at, ids, weights, batch, limit=experts.limit, context=context)
     if "shared" in p:
         y = y + mlp(x, p["shared"], at, batch, context, limit=experts.limit, reduce=False)
     return context.all_reduce(y)

@@ -73,7 +73,7 @@ def gated_moe(
     """One layer over normalised x [B, Q, H]."""
     logits = linear_float32(x, p["gate"], at, context=context)
     ids, weights = route_softmax(logits, experts.k, experts.normalise)
-    y = routed(x, p["experts"], at, ids, weights, context=context)
+    y = routed(x, p["experts"], at, ids, weights, batch, context=context)
     shared = mlp(x, p["shared"], at, batch, context, reduce=False)
     gate = jax.nn.sigmoid(linear_float32(x, p["shared_gate"], at, context=context)).astype(x.dtype)
     return context.all_reduce(y + gate * shared)

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from ...kernels.kda import kda as kernel
-from ...kernels.linear import linear
+from ...kernels.linear import linear, linear_group
 from ...mesh.context import Context
 from ...mesh.units import even
 from .. import cache as caches
@@ -110,22 +110,26 @@ def kda(
     def heads(y: jax.Array) -> jax.Array:
         return y.reshape(*y.shape[:2], -1, shape.dim)
 
-    mixed = jnp.concatenate([through(name, x) for name in "qkv"], -1)
+    names = ("q", "k", "v", "f_a", "g_a", "b")
+    *qkv, decay, gate, beta = linear_group(
+        x, [p[name] for name in names], at, context=context, rows=batch.rows
+    )
+    mixed = jnp.concatenate(qkv, -1)
     taps = jnp.concatenate([p[f"{name}_conv"][at] for name in "qkv"], 0)
     mixed, cache = short_conv(mixed, taps, None, cache, "kda_conv", slot, batch, context)
     q, k, v = (heads(y) for y in jnp.split(mixed, 3, axis=-1))
-    raw = through("f_b", through("f_a", x)).astype(jnp.float32) + p["dt_bias"][at]
+    raw = through("f_b", decay).astype(jnp.float32) + p["dt_bias"][at]
     rate = jnp.exp(p["A_log"][at])[:, None]
     if shape.low is None:
         g = -rate * jax.nn.softplus(heads(raw))
     else:
         g = shape.low * jax.nn.sigmoid(rate * heads(raw))
-    beta = jax.nn.sigmoid(through("b", x).astype(jnp.float32))
+    beta = jax.nn.sigmoid(beta.astype(jnp.float32))
     out, plane = kernel(
         q, k, v, g, beta, cache["kda_state"], slot, batch.slots, batch.start, batch.lengths,
         context=context,
     )  # fmt: skip
-    gate = jax.nn.sigmoid(heads(through("g_b", through("g_a", x))).astype(jnp.float32))
+    gate = jax.nn.sigmoid(heads(through("g_b", gate)).astype(jnp.float32))
     out = rms_norm(out.astype(jnp.float32), p["norm"], at, eps=shape.eps) * gate
     y = through("o", out.astype(x.dtype).reshape(*x.shape[:2], -1))
     return context.all_reduce(y), {**cache, "kda_state": plane}

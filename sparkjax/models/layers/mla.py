@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from ...kernels import attention as attention_kernel
 from ...kernels import sparse_attention as sparse_kernel
-from ...kernels.linear import linear
+from ...kernels.linear import linear, linear_group
 from ...mesh.context import Context
 from ...mesh.units import even
 from ...weights import formats
@@ -98,23 +98,22 @@ def declare_latents(
     return caches.Paged(layers, (Dim(shape.row),), reads=reads)
 
 
-def _project(
-    x: jax.Array, p: dict[str, Any], name: str, at: Any, batch: Batch, context: Context
-) -> jax.Array:
-    y = linear(x, p[name], at, context=context, rows=batch.rows)
-    return y + p[f"{name}_bias"][at].astype(y.dtype) if f"{name}_bias" in p else y
-
-
-def query_latent(
+def latents(
     x: jax.Array, p: dict[str, Any], at: Any, shape: Latent, batch: Batch, context: Context
-) -> jax.Array:
-    """[B, Q, q_rank]: what the query heads and the indexer's queries are made from."""
-    y = _project(x, p, "q_a", at, batch, context)
-    return rms_norm(y, p["q_a_norm"], at, eps=shape.eps)
+) -> tuple[jax.Array, jax.Array]:
+    """What normalised x [B, Q, H] is projected to: [B, Q, q_rank], which the query heads and the
+    indexer's queries are made from, and the row to cache before its norm and positions."""
+    names = ("q_a", "kv_a")
+    found = linear_group(x, [p[name] for name in names], at, context=context, rows=batch.rows)
+    y, row = (
+        y + p[f"{name}_bias"][at].astype(y.dtype) if f"{name}_bias" in p else y
+        for name, y in zip(names, found, strict=True)
+    )
+    return rms_norm(y, p["q_a_norm"], at, eps=shape.eps), row
 
 
 def mla(
-    x: jax.Array,
+    row: jax.Array,
     latent: jax.Array,
     p: dict[str, Any],
     at: Any,
@@ -127,22 +126,21 @@ def mla(
     rope: tuple[jax.Array, jax.Array] | None,
     selected: jax.Array | None,
 ) -> tuple[jax.Array, caches.Caches]:
-    """One latent attention layer over normalised x [B, Q, H]; its output and the caches.
+    """One latent attention layer; its output [B, Q, H] and the caches.
 
     Args:
-      latent: `query_latent` of x.
+      latent, row: `latents` of its input.
       at: this layer's place in `p`; `slot` in the cache `name`.
       rope: (cos, sin) float32 [B, Q, rope / 2]; None when `shape.rope` is 0.
       selected: int32 [B, Q, k], the token positions that each query attends to (-1: none);
         None attends to all.
     """
-    b, q_len, _ = x.shape
+    b, q_len, _ = row.shape
     q = linear(latent, p["q_b"], at, context=context, rows=batch.rows)
     q = q.reshape(b, q_len, -1, shape.nope + shape.rope)
-    row = _project(x, p, "kv_a", at, batch, context)
     c = rms_norm(row[..., : shape.kv_rank], p["kv_a_norm"], at, eps=shape.eps)
     # [heads, nope + value, kv_rank] of this rank.
-    kv_b = formats.dequantize(p["kv_b"], at, x.dtype)
+    kv_b = formats.dequantize(p["kv_b"], at, row.dtype)
     kv_b = kv_b.reshape(-1, shape.nope + shape.value, shape.kv_rank)
     query = _into(q[..., : shape.nope], kv_b[:, : shape.nope])
     if rope is not None:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from ...kernels import moe as moe_kernel
 from ...mesh.context import Context
 from ...mesh.units import channels
+from ..batch import Batch
 from ..params import Dim, Param, Part, spread
 from .mlp import ACTIVATIONS
 
@@ -105,13 +106,14 @@ def routed(
     at: Any,
     ids: jax.Array,
     weights: jax.Array,
+    batch: Batch,
     activation: str = "silu",
     limit: float | None = None,
     *,
     context: Context,
 ) -> jax.Array:
     """The routed experts' sum over this rank's slices, [B, Q, H]: add the shared expert's slice
-    and then `context.all_reduce` once.
+    and then `context.all_reduce` once. Zeros for tokens that are not real.
 
     Args:
       x: [B, Q, H]; ids, weights: [B, Q, k].
@@ -119,6 +121,8 @@ def routed(
     """
     b, q, hidden = x.shape
     k = ids.shape[-1]
+    # A closed row would have its own experts read: at one stream as many bytes as the open one's.
+    ids = jnp.where(batch.valid[..., None], ids, -1)
     y = moe_kernel.experts(
         x.reshape(b * q, hidden),
         ids.reshape(b * q, k),

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from ...kernels import sparse_attention as sparse_kernel
 from ...kernels.attention.reference import visible
 from ...kernels.grouped_linear import grouped
-from ...kernels.linear import linear
+from ...kernels.linear import linear, linear_group
 from ...mesh.context import Context
 from ...mesh.units import even
 from .. import cache as caches
@@ -90,16 +90,17 @@ def declare_window(shape: SharedKV, layers: tuple[int, ...]) -> caches.Ring:
     return caches.Ring(layers, (Dim(shape.dim),), shape.window - 1)
 
 
-def query_latent(
+def latents(
     x: jax.Array, p: dict[str, Any], at: Any, shape: SharedKV, batch: Batch, context: Context
-) -> jax.Array:
-    """[B, Q, q_rank]: what the query heads and the indexer's queries are made from."""
-    y = linear(x, p["q_a"], at, context=context, rows=batch.rows)
-    return rms_norm(y, p["q_norm"], at, eps=shape.eps, late_cast=True)
+) -> tuple[jax.Array, jax.Array]:
+    """What normalised x [B, Q, H] is projected to: [B, Q, q_rank], which the query heads and the
+    indexer's queries are made from, and [B, Q, dim], the key and value before its norm."""
+    y, kv = linear_group(x, (p["q_a"], p["kv"]), at, context=context, rows=batch.rows)
+    return rms_norm(y, p["q_norm"], at, eps=shape.eps, late_cast=True), kv
 
 
 def shared_kv(
-    x: jax.Array,
+    kv: jax.Array,
     latent: jax.Array,
     p: dict[str, Any],
     at: Any,
@@ -115,17 +116,17 @@ def shared_kv(
     limit: jax.Array | None = None,
     selected: jax.Array | None = None,
 ) -> tuple[jax.Array, caches.Caches]:
-    """One attention layer over normalised x [B, Q, H]; its output and the caches.
+    """One attention layer; its output [B, Q, H] and the caches.
 
     Args:
-      latent: `query_latent` of x.
+      latent, kv: `latents` of its input.
       at: this layer's place in `p`; `slot` in the window cache `name`.
       rope: (cos, sin) float32 [B, Q, rope / 2].
       entries: None, or the plane of compressed entries, `entries_at` this layer's place in it.
       limit: int32 [B, Q]: entries below it are seen ...
       selected: ... or, where given, only these of them: int32 [B, Q, k], -1 for none.
     """
-    b, count, _ = x.shape
+    b, count, _ = kv.shape
     cos, sin = rope
     q = linear(latent, p["q_b"], at, context=context, rows=batch.rows).reshape(
         b, count, -1, shape.dim
@@ -133,7 +134,6 @@ def shared_kv(
     if shape.head_norm:
         q = rms(q, shape.eps).astype(q.dtype)
     q = rotate_tail(q, cos, sin)
-    kv = linear(x, p["kv"], at, context=context, rows=batch.rows)
     kv = rms_norm(kv, p["kv_norm"], at, eps=shape.eps, late_cast=True)
     kv = rotate_tail(kv[..., None, :], cos, sin)[..., 0, :]
     ring = cache[name]

@@ -120,7 +120,7 @@ def moe(
         normalise=experts.normalise,
         scale=experts.scale,
     )
-    y = routed(x, p["experts"], at, ids, weights, limit=experts.limit, context=context)
+    y = routed(x, p["experts"], at, ids, weights, batch, limit=experts.limit, context=context)
     if "shared" in p:
         y = y + mlp(x, p["shared"], at, batch, context, limit=experts.limit, reduce=False)
     return context.all_reduce(y)
