@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typing
 
+from .arithmetic import settle_arithmetic
 from .driver import settle_platform
 
 __version__ = "0.1.0"
@@ -14,6 +15,7 @@ if typing.TYPE_CHECKING:
 __all__ = ["Model", "__version__", "load"]
 
 settle_platform()
+settle_arithmetic()
 
 
 def load(path: str, dtype: str | None = None, ranks: int = 1) -> Model:

@@ -82,18 +82,19 @@ def lower(model: Model, limits: Limits, mesh: Mesh) -> Lowered:
         return {n: shape((count, tokens, *s), jnp.float32) for n, s in found.items()} or None
 
     programs, numbers = Programs(model), shape((rows, HEADER + width))
-    advance = programs.advance.lower(model.params, state, numbers, prelude(rows, 1))
-    residual = jax.tree.map(lambda s: shape(s.shape, s.dtype), advance.out_info[1])
-    mask = shape((rows, words), jnp.uint32)
-    choose = programs.choose.lower(model.params, slots, numbers, residual, mask)
-    tokens = shape((1, tile))
-    prefill = programs.tile.lower(
-        model.params,
-        state,
-        shape((1, HEADER + width)),
-        tokens,
-        tokens,
-        shape((1, words), jnp.uint32),
-        prelude(1, tile),
-    )
+    with jax.set_mesh(mesh):  # Pallas asks it which GPU it writes for
+        advance = programs.advance.lower(model.params, state, numbers, prelude(rows, 1))
+        residual = jax.tree.map(lambda s: shape(s.shape, s.dtype), advance.out_info[1])
+        mask = shape((rows, words), jnp.uint32)
+        choose = programs.choose.lower(model.params, slots, numbers, residual, mask)
+        tokens = shape((1, tile))
+        prefill = programs.tile.lower(
+            model.params,
+            state,
+            shape((1, HEADER + width)),
+            tokens,
+            tokens,
+            shape((1, words), jnp.uint32),
+            prelude(1, tile),
+        )
     return Lowered(advance, choose, prefill)

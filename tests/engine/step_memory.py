@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import jax
@@ -50,6 +51,7 @@ def compiled_step(context: Context, rows: int, tokens: int, mesh: Any = None) ->
         out = llama.forward(params, kv, batch, CONFIG, context)
         return llama.logits(params, out.residual[:, -1], CONFIG, context), out.cache
 
-    compiled = jax.jit(step, donate_argnums=1).lower(params, kv, batch).compile()
+    with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
+        compiled = jax.jit(step, donate_argnums=1).lower(params, kv, batch).compile()
     layer = declarations.nbytes(tree["layers"], context.dtype) // LAYERS
     return compiled, layer, caches.nbytes(declared, sizes, context.dtype)
