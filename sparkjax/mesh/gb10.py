@@ -1,7 +1,7 @@
 """Compile-only GB10 devices: real programs for the real chip on a machine that has none.
 
 Needs the `gb10` extra (jax-cuda13-plugin and jax-cuda13-pjrt of jax's own version, absl-py) and
-CUDA's ptxas and libdevice. Seen working with jax 0.10.2 and 0.11.2 and CUDA 13.0.
+CUDA's ptxas and libdevice. Seen working with jax 0.10.2, 0.11.2 and 0.12.0 and CUDA 13.0.
 """
 
 from __future__ import annotations

@@ -165,8 +165,8 @@ def test_time_is_linear_in_the_text(name):
                     pieces = cut([(None, unit * count)], [size])
                     return _calls(lambda: parse(name, setup, pieces, "stop"))
 
-                once = work(600 // len(unit))
-                assert work(1200 // len(unit)) < 2.3 * once + 500, (unit, size)
+                once = work(1200 // len(unit))
+                assert work(2400 // len(unit)) < 2.3 * once + 500, (unit, size)
 
 
 def test_reasoning_and_arguments_never_hold_more_than_a_tag():
