@@ -59,6 +59,8 @@ class Budget:
         self._easy = self._room * 2 // 3
         self._faster = max(8, record // 4)  # tokens of the way that one token may add
         self._look = self._horizon = max(HORIZON, 2 * self._room)
+        self._inside = False, False
+        """Whether the answer's text ends inside of a string of JSON, and behind a backslash there."""
         self._way: Way | None = None
         self._tried: list[Tried] = []
         self._last: tuple[Way, int, list[Tried]] | None = None
@@ -66,9 +68,11 @@ class Budget:
         self._trials = Trials(closing, self._search, shape.regular, record)
         self.tight = False
 
-    def spend(self, token: int) -> None:
-        """One token was committed."""
+    def spend(self, token: int, written: bool) -> None:
+        """One token was committed; `written` says that it belongs to what the grammar is about."""
         self.left -= 1
+        if written:
+            self._inside = self._closing.inside(Way([], *self._inside), self._closing.text(token))
         before, self._way, self._last = self._way, None, None
         if before is not None:
             self._way = self._closing.rest(before, self._closing.text(token), token)
@@ -118,7 +122,8 @@ class Budget:
         self._tried = list(self._trials.each(automaton, self._way, every, self.left - 2, text))
         for tokens, begun, rest in self._tried:
             if rest is None:
-                fits = spare > (2 * SPARE if begun.isdigit() else self._easy)
+                number = begun.isdigit() and not self._way.quoted
+                fits = spare > (2 * SPARE if number else self._easy)
             else:
                 fits = len(rest.tokens) + 2 <= self.left or (accepting and not rest.tokens)
             if fits:
@@ -130,14 +135,13 @@ class Budget:
     def _found(self, automaton: Any) -> Way | None:
         effort = Effort(SEARCH)
         if self._last is None:
-            return self._search.shortest(automaton, effort)
+            return self._search.shortest(automaton, effort, self._inside)
         before, token, tried = self._last
         found = (t.rest for t in tried if t.rest is not None and token in t.tokens)
         ways = itertools.chain(found, self._closing.behind(before, token))
         way = self._search.first_that_ends(automaton, ways, effort)
         if way is None:
-            inside = self._closing.inside(before, self._closing.text(token))
-            way = self._search.shortest(automaton, effort, inside)
+            way = self._search.shortest(automaton, effort, self._inside)
             if way is not None:
                 grown = len(way.tokens) - len(before.tokens)
                 self._room = max(self._room, grown + 2 * SPARE)

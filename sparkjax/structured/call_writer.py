@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .calls import MOST_CALLS, Calls, Offered
 from .formats import FORMATS
 from .patterns import searched_pattern, whole_pattern
-from .schema import SchemaError, normalise
+from .schema import LARGEST_COUNT, SchemaError, normalise
 from .sources import OPTIONS, json_rule, literal, regex_rule
 
 MOST_COUNTED = 1_000
 """Characters of text without quotes that a grammar counts: each is a state of its automaton."""
 _NOT_SAID = ("allOf", "anyOf", "oneOf", "$ref", "enum", "const")
 """Keywords of such a text's schema that are not enforced: other forms of them are no strings."""
+_LIMITS = ("minLength", "maxLength", "pattern", "format")
 _SHARED = ("$defs", "definitions")
 _NOT_PLAIN = (
     "is not supported where a string is written without quotes, as this model's calls write it; "
@@ -190,6 +193,8 @@ class Writer:
         if "format" in made:
             patterns.append(FORMATS[made["format"]])
         least, most = made.get("minLength", 0), made.get("maxLength")
+        if most is not None and most < least:
+            raise SchemaError(f"{each.path}.maxLength", f"is {most}; minLength is {least}")
         if least and not self._counts(least):
             self.left_out.append(f"{each.path}.minLength")
             least = 0
@@ -201,6 +206,22 @@ class Writer:
         if patterns:
             return self._text_like(patterns, ends, tag)
         return self.until(tag, ends[ends.index(tag) + len(tag) :])
+
+    def _fitting(
+        self, words: Sequence[str], schema: Mapping[str, Any], path: str, tag: str
+    ) -> list[str]:
+        """Those words that the schema's other keywords allow, and in which no parser sees the end."""
+        made = self._normal({k: schema[k] for k in _LIMITS if k in schema}, False, path)
+        least, most = made.get("minLength", 0), made.get("maxLength", LARGEST_COUNT)
+        fits = [word for word in words if least <= len(word) <= most and tag not in word]
+        if "pattern" in made:
+            with contextlib.suppress(re.error):  # of another dialect
+                fits = [word for word in fits if re.search(made["pattern"], word)]
+        if "format" in made:
+            fits = [word for word in fits if re.fullmatch(FORMATS[made["format"]], word)]
+        if not fits:
+            raise SchemaError(path, "has no value that can be written in this model's calls")
+        return fits
 
     def _counts(self, characters: int) -> bool:
         """Whether so many more may be counted, which they are then."""
@@ -225,6 +246,7 @@ class Writer:
             plain = _string_schema(each.schema, tool.parameters)
             words = _words(each.schema if plain is None else plain)
             if words is not None:
+                words = self._fitting(words, each.schema if plain is None else plain, each.path, tag)
                 value = f"({' | '.join(map(literal, words))}) {closing}"
             elif tool.input is not None:
                 value = self.input(tool, ends, tag)

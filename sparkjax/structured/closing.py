@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 from . import bits
 
 _SAMPLE = b'{"name": "value", "items": [{"id": 12, "kind": "text"}]}'
-_FREE_ENDS = re.compile(r'<\[(\d+)\]>|suffix=("(?:[^"\\]|\\.)*")|/\(\?s:\.\*\)((?:\\x\{\w+\})+)/')
+_FREE_ENDS = re.compile(r'<\[(\d{1,9})\]>|suffix=("(?:[^"\\]|\\.)*")|/\(\?s:\.\*\)((?:\\x\{\w+\})+)/')
 """What ends text without quotes in the grammars of `call_writer`: a control token, a text, or what
 stands in front of a control token."""
 
@@ -65,17 +66,17 @@ class Closing:
         """uint32 [words] of ids that open something behind a quote."""
 
     def ends_of(self, source: str) -> list[list[int]]:
-        """What ends free text in a grammar, as tokens."""
+        """What ends free text in a grammar, as tokens. What only looks like it, in a client's own
+        texts, is left out."""
         controls, texts = [], []
         for control, text, front in _FREE_ENDS.findall(source):
             if control:
-                controls.append((int(control),))
-            else:
-                end = (
-                    json.loads(text)
-                    if text
-                    else "".join(chr(int(code, 16)) for code in re.findall(r"\w+(?=\})", front))
-                )
+                if int(control) in self._special:
+                    controls.append((int(control),))
+                continue
+            with contextlib.suppress(ValueError, OverflowError):
+                codes = re.findall(r"\w+(?=\})", front)
+                end = json.loads(text) if text else "".join(chr(int(code, 16)) for code in codes)
                 texts.append(tuple(self.spell(end.encode())))
         return [list(each) for each in dict.fromkeys(controls + texts) if each]
 
@@ -107,10 +108,6 @@ class Closing:
             else:
                 text += self._tokens[token]
         return found + self.spell(text)
-
-    def token(self, text: bytes) -> int | None:
-        """The id with just these bytes, or None."""
-        return self._ids.get(text)
 
     def best(self, row: np.ndarray) -> int | None:
         """Of the ids of a mask, uint32 [words], that without a blank in front, without a quote, and

@@ -43,4 +43,5 @@ FORMATS: dict[str, str] = {
 }
 """By name: RFC 3339 (dates, times; years from 1 and no leap seconds; durations), RFC 5321 and 1123
 (addresses and names of hosts), RFC 2673 and 4291 (IP), RFC 4122, RFC 3986 (without hosts in
-brackets). Each matches from end to end."""
+brackets, and without telling the parts of an authority apart). How long names may be as a whole is not
+counted. Each matches from end to end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ from . import bits
 
 if TYPE_CHECKING:
     from .budget import Budget
+
+log = logging.getLogger(__name__)
 
 LEAD = 2
 """Newline tokens that may stand between the closing tag of the reasoning and the answer proper."""
@@ -97,7 +100,7 @@ class Matcher:
         if not self._consume(token) and self.error is None:
             self.error = f"token {token} does not follow the grammar"
         if self._budget is not None:
-            self._budget.spend(token)
+            self._budget.spend(token, self._fed)
 
     def masks(self, out: np.ndarray, drafts: Sequence[int] = ()) -> int:
         """Fills uint32 out[0, words] for the next token, and out[i] for the one that follows
@@ -177,7 +180,11 @@ class Matcher:
         if self._automaton.is_error():
             return False
         if self._budget is not None:
-            self._budget.narrow(self._automaton, row)
+            try:
+                self._budget.narrow(self._automaton, row)
+            except Exception:  # the answer is valid without, and others have no part in it
+                log.exception("an answer is not led to its end")
+                self._budget = None
         if place.lead and not (self._budget is not None and self._budget.tight):
             row |= alphabet.newlines
         return bool(row.any())

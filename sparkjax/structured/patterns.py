@@ -34,9 +34,16 @@ def searched_pattern(pattern: str) -> str:
     return f"{head}(?:{whole_pattern(pattern)}){tail}"
 
 
-def too_often(pattern: str) -> str | None:
-    """What is wrong with an expression whose counted repeats multiply beyond MOST_REPEATS: an
-    automaton may take such a one, but no answer to it ends."""
+def wrong_pattern(pattern: str) -> str | None:
+    """What is wrong with an expression whose parentheses do not match, or whose counted repeats
+    multiply beyond MOST_REPEATS: an automaton may take such a one, but no answer to it ends."""
+    try:
+        re.compile(pattern)
+    except re.error as error:  # or one of another dialect
+        if "parenthesis" in error.msg:  # parts are put between parentheses of our own
+            return f"is no regular expression: {error.msg}"
+    except (OverflowError, RecursionError):
+        pass  # counts are looked at below
     levels = [1]  # the most that something inside of each open group may come
     last, at = 1, 0
     while at < len(pattern):

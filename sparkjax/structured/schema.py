@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from .formats import FORMATS
-from .patterns import too_often
+from .patterns import wrong_pattern
 
 MOST_NODES = 5_000
 """Schemas inside of one schema."""
@@ -226,7 +226,7 @@ def _is_number(value: Any) -> bool:
 def _pattern(value: Any, path: tuple[str, ...]) -> None:
     if not isinstance(value, str):
         raise _error(path, f"is {_kind(value)}; allowed: a regular expression")
-    if (wrong := too_often(value)) is not None:
+    if (wrong := wrong_pattern(value)) is not None:
         raise _error(path, wrong)
 
 

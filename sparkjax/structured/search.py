@@ -21,7 +21,7 @@ LONGEST = 512
 LOOK = 15
 """Effort of a mask."""
 DEEPEST = 24
-"""Brackets that a way closes in a row, at most: more are text, taken for brackets."""
+"""Equal tokens in a row outside of strings, at most: more are text, taken for brackets."""
 TOLD = 10
 """Tokens of what is left of a way that tell whether all of it may come, in a regular grammar."""
 REMEMBERED, MOST_WANTED = 24, 4096
@@ -68,7 +68,7 @@ class Search:
         self._wanted: dict[_Place, list[int]] = {}
         self._row = np.zeros(len(closing.escapes), np.uint32)
         self._needed = {
-            quoted: [(text, [token]) for text in texts if (token := closing.token(text)) is not None]
+            quoted: [(text, tokens) for text in texts if (tokens := closing.spell(text))]
             for quoted, texts in _NEEDED.items()
         }
 
@@ -140,7 +140,7 @@ class Search:
             if (
                 effort.left < 0
                 or len(way) >= most
-                or (len(way) > DEEPEST and len({*way[-DEEPEST:]}) == 1)
+                or (not place.quoted and len(way) > DEEPEST and len({*way[-DEEPEST:]}) == 1)
             ):
                 return None
             if way and not place.quoted:
@@ -198,11 +198,11 @@ class Search:
         """What is needed before the end."""
         if place.escaped or (place.quoted and place.length < _LONG):
             return None
-        for text, token in self._needed[place.quoted]:
+        for text, tokens in self._needed[place.quoted]:
             if text in _NOT_FOR_EVER and place.uses.count(text[0]) > 2:
                 continue
-            if self._takes(automaton, effort, token):
-                return token
+            if self._takes(automaton, effort, tokens):
+                return tokens
         return None
 
     def _any(self, automaton: Any, effort: Effort) -> list[int] | None:

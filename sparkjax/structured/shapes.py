@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .schema import SCHEMA_LISTS, SCHEMA_MAPS, normalise
 from .sources import OPTIONS
+
+log = logging.getLogger(__name__)
 
 LARGEST = 4096
 """Bytes of a record that are heeded."""
@@ -19,7 +22,7 @@ ENDLESS = 1 << 20
 """Bytes of what has no end, as an object that needs another one of its kind."""
 _RULE = "%json "
 _DECODER = json.JSONDecoder()
-_COUNT = re.compile(r"\{(\d+)")
+_COUNT = re.compile(r"\{(\d{1,6})")
 _NAME = 8
 """Bytes of a property's name that the schema does not know, with its colon and comma."""
 
@@ -43,7 +46,17 @@ class Shape:
 
 
 def shape_of(source: str) -> Shape:
-    """The shape of a grammar, as `sources` and `tools` write them."""
+    """The shape of a grammar, as `sources` and `tools` write them, or as a client does."""
+    try:
+        return _shape(source)
+    except Exception:
+        # References may lead into what is no schema. The shape saves answers from being cut; the
+        # grammar does not need it.
+        log.warning("a grammar's schemas cannot be measured", exc_info=True)
+        return Shape()
+
+
+def _shape(source: str) -> Shape:
     roots = list(_schemas(source))
     single = len(roots) == 1 and source == f"start: {_RULE}{json.dumps(roots[0])}\n{OPTIONS}\n"
     record = 0
@@ -93,6 +106,8 @@ def _begun(root: Any) -> Iterator[Any]:
             continue
         for key in ("anyOf", "oneOf", "prefixItems"):
             yield from node.get(key, ())
+        if len(node.get("enum", ())) > 1:
+            yield {"const": max(node["enum"], key=_written)}
         for name, value in node.get("properties", {}).items():
             if name not in node.get("required", ()):
                 yield {"properties": {name: value}, "required": [name]}
@@ -102,11 +117,17 @@ def _begun(root: Any) -> Iterator[Any]:
                 yield node[key]
 
 
+def _written(value: Any) -> int:
+    """Bytes of a value as JSON."""
+    return len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
+
+
 class _Sizes:
     """Bytes of values under the schemas of one root."""
 
     def __init__(self, root: Any):
         self._root = root
+        self._sizes: dict[int, tuple[Any, int]] = {}  # by id; the schema keeps it taken
         self._known = {
             node["$ref"]: ENDLESS
             for node in _nodes(root)
@@ -115,6 +136,7 @@ class _Sizes:
         for _ in range(PASSES):  # they shrink, those first that refer to no other
             before = self._known
             self._known = {ref: self.least(self._target(ref)) for ref in before}
+            self._sizes = {}
             if self._known == before:
                 break
 
@@ -122,6 +144,11 @@ class _Sizes:
         """Bytes of about the shortest value; `ENDLESS` where there is none that ends."""
         if not isinstance(schema, dict):
             return 1
+        if id(schema) not in self._sizes:
+            self._sizes[id(schema)] = schema, self._least(schema)
+        return self._sizes[id(schema)][1]
+
+    def _least(self, schema: Mapping[str, Any]) -> int:
         sizes = [self._own(schema)]
         sizes += [self.least(each) for each in schema.get("allOf", ())]
         for key in ("anyOf", "oneOf"):
@@ -133,21 +160,24 @@ class _Sizes:
 
     def _own(self, schema: Mapping[str, Any]) -> int:
         if "const" in schema or "enum" in schema:
-            values = [schema["const"]] if "const" in schema else schema["enum"]
-            return min(len(json.dumps(v, ensure_ascii=False).encode()) for v in values)
+            return min(map(_written, [schema["const"]] if "const" in schema else schema["enum"]))
         kinds = schema.get("type")
         if isinstance(kinds, list):
-            return min(self._own({**schema, "type": kind}) for kind in kinds)
-        if kinds == "object" or (kinds is None and {"properties", "required"} & schema.keys()):
-            declared, names = schema.get("properties", {}), schema.get("required", ())
+            return min(self._of(schema, kind) for kind in dict.fromkeys(kinds))
+        return self._of(schema, kinds)
+
+    def _of(self, schema: Mapping[str, Any], kind: str | None) -> int:
+        """The same of one type, or None: whatever the keywords are about."""
+        if kind == "object" or (kind is None and {"properties", "required"} & schema.keys()):
+            declared, names = schema.get("properties", {}), dict.fromkeys(schema.get("required", ()))
             size = 2 + schema.get("minProperties", 0) * _NAME
-            return size + sum(len(json.dumps(n)) + 2 + self.least(declared.get(n)) for n in names)
-        if kinds == "array" or (kinds is None and "items" in schema):
+            return size + sum(_written(n) + 2 + self.least(declared.get(n)) for n in names)
+        if kind == "array" or (kind is None and "items" in schema):
             first = schema.get("prefixItems", [])
             more = schema.get("minItems", 0) - len(first)
             size = 2 + sum(self.least(each) + 1 for each in first[: schema.get("minItems", 0)])
             return size + max(more, 0) * (self.least(schema.get("items")) + 1)
-        if kinds == "string" or (kinds is None and "pattern" in schema):
+        if kind == "string" or (kind is None and "pattern" in schema):
             pattern = schema.get("pattern", "")
             least = len(pattern) + sum(map(int, _COUNT.findall(pattern)))
             return 2 + max(least, schema.get("minLength", 0), 40 if "format" in schema else 0)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from .matcher import GrammarError
-from .patterns import lark_pattern, too_often
+from .patterns import lark_pattern, wrong_pattern
 from .schema import SchemaError, normalise
 
 OPTIONS = '%llguidance {"no_forcing": true}'
@@ -103,7 +103,7 @@ def regex_rule(pattern: str) -> str:
     Raises:
       GrammarError: parts of it repeat too often.
     """
-    if (wrong := too_often(pattern)) is not None:
+    if (wrong := wrong_pattern(pattern)) is not None:
         raise GrammarError(wrong)
     return f"/{lark_pattern(pattern)}/"
 

@@ -118,6 +118,25 @@ def test_an_answer_that_fits_may_be_given(seed: int):
         assert END in allowed(matcher)
 
 
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        Wanted("json_schema", {"enum": ["<[99999999999999]>", "x"]}),
+        Wanted("json_schema", {"type": "object", "properties": {"a": {"type": "string"}, "b": {"enum": ["<[999999]>"]}}, "required": ["a", "b"]}),
+        Wanted("json_schema", {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "string", "pattern": "^[a-f]{30}$"}}, "required": ["a", "b"]}),
+        *(
+            Wanted("lark", f'// {text}\nstart: "{{" /[a-z]*/ "}}"')
+            for text in (r'suffix="\x41"', r'suffix="\ud800"', r"/(?s:.*)\x{d800}/", r"/(?s:.*)\x{zz}/", r"/(?s:.*)\x{ffffffffff}/")
+        ),
+    ],
+)  # fmt: skip
+def test_what_looks_like_an_end_in_a_client_s_text_is_none(wanted: Wanted):
+    grammar = source(wanted).text
+    for seed in range(3):
+        found = babble(grammar, least(grammar) + 20, random.Random(seed))
+        assert found[-1] != -1, text(found[:-1])
+
+
 def test_too_few_tokens_change_nothing():
     grammar = source(Wanted("json_schema", OPEN)).text
     cut, free = GRAMMARS.matcher(grammar, tokens=least(grammar) - 1), GRAMMARS.matcher(grammar)

@@ -33,6 +33,7 @@ def shape(schema: object, kind: str = "json_schema"):
         ({"type": "object", "additionalProperties": {"enum": ["a long word", "a longer word"]}}, "a long word"),
         ({"type": "array", "items": {"type": "string", "pattern": "^[0-9]{30}$"}}, "0" * 30),
         ({"type": "array", "items": {"type": "string", "format": "uuid"}}, "0" * 36),
+        ({"type": "array", "items": {"enum": ["no", "a long sentence " * 9]}}, "a long sentence " * 9),
     ],
 )  # fmt: skip
 def test_a_record_is_as_long_as_its_shortest_value(schema: object, least: object):
@@ -97,3 +98,26 @@ def test_a_client_s_own_grammar_may_have_schemas():
     found = shape(f'start: "a" %json {json.dumps({"type": "array", "items": POINT})}', "lark")
     assert found.record > 10
     assert not found.json
+
+
+def _nested(make, depth: int = 40):
+    schema: dict = {"type": "null"}
+    for _ in range(depth):
+        schema = make(schema)
+    return {"type": "object", "properties": {"a": schema}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        _nested(lambda s: {"type": "object", "properties": {"a": s}, "required": ["a", "a"]}),
+        _nested(lambda s: {"type": ["array", "array"], "items": s, "minItems": 1}),
+        {"const": {"allOf": 5}, "$defs": {"b": {"$ref": "#/const"}}},
+        {"type": "object", "properties": {"a": {"type": "string", "pattern": "x\\{" + "1" * 5000}}},
+        {"$defs": {"l": {"prefixItems": [{"enum": [*range(3000)]}]}},
+         "anyOf": [{"$ref": f"#/$defs/l/prefixItems/{'0' * i}"} for i in range(1, 300)]},
+    ],
+    ids=["twice required", "twice a type", "a reference into data", "a long count", "many names"],
+)  # fmt: skip
+def test_a_costly_or_odd_schema_has_a_shape(schema: object):
+    assert isinstance(shape(schema), Shape)

@@ -183,6 +183,30 @@ def test_what_is_not_enforced_of_a_string_without_quotes_is_told():
         assert error.value.path == f"{path}.{[*more][-1]}"
 
 
+@pytest.mark.parametrize("name", ["glm", "qwen", "dsml"])
+def test_words_without_quotes_are_those_that_can_be_written(name: str):
+    def grammar(text: dict) -> str:
+        schema = {"type": "object", "properties": {"s": text}, "required": ["s"]}
+        return tools.grammar(Calls(name, (Offered("f", schema, strict=True),), False, {}))[0]
+
+    ends = {"glm": "</arg_value>", "qwen": "</parameter>", "dsml": "</｜DSML｜"}[name]
+    for limits in ({"maxLength": 3}, {"pattern": "^a"}, {"format": "ipv4"}):
+        words = ["abc", "127.0.0.1", "beyond"]
+        left = {"maxLength": "abc", "pattern": "abc", "format": "127.0.0.1"}[next(iter(limits))]
+        text = grammar({"type": "string", "enum": words, **limits})
+        assert [w for w in words if f'"{w}"' in text] == [left]
+    assert f'"x{ends}' not in grammar({"type": "string", "enum": ["ok", f"x{ends}"]})
+    for wrong, path in (
+        ({"enum": ["abc"], "maxLength": 2}, ""),
+        ({"enum": [f"x{ends}"]}, ""),
+        ({"minLength": 5, "maxLength": 3}, ".maxLength"),
+        ({"pattern": "a)|(?:b"}, ".pattern"),
+    ):
+        with pytest.raises(SchemaError) as error:
+            grammar({"type": "string", **wrong})
+        assert error.value.path == f"f.parameters.properties.s{path}"
+
+
 INPUT = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
