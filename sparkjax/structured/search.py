@@ -67,14 +67,18 @@ class Search:
         self._most = TOLD if shape.regular else LONGEST
         self._wanted: dict[_Place, list[int]] = {}
         self._row = np.zeros(len(closing.escapes), np.uint32)
-        self._needed = {
-            quoted: [(text, tokens) for text in texts if (tokens := closing.spell(text))]
+
+    # Most answers end before these two are asked for.
+
+    @functools.cached_property
+    def _needed(self) -> dict[bool, list[tuple[bytes, list[int]]]]:
+        return {
+            quoted: [(text, tokens) for text in texts if (tokens := self._closing.spell(text))]
             for quoted, texts in _NEEDED.items()
         }
 
     @functools.cached_property
     def _ends(self) -> dict[bool, list[list[int]]]:
-        """Most answers end before these are asked for."""
         plain = {q: [self._closing.spell(text) for text in texts] for q, texts in _ENDS.items()}
         return {True: plain[True], False: self._closing.ends_of(self._source) + plain[False]}
 

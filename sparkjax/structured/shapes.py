@@ -59,14 +59,14 @@ def shape_of(source: str) -> Shape:
 def _shape(source: str) -> Shape:
     roots = list(_schemas(source))
     single = len(roots) == 1 and source == f"start: {_RULE}{json.dumps(roots[0])}\n{OPTIONS}\n"
-    record = 0
+    record, regular = 0, single
     for root in roots:
         sizes = _Sizes(root)
+        regular = regular and all(map(sizes.regular, _nodes(root)))
         begun = [size for size in map(sizes.least, _begun(root)) if size < ENDLESS]
         record = max([record, *begun])
         if not single:  # another call
             record += sizes.least(root)
-    regular = single and all(_Sizes(roots[0]).regular(node) for node in _nodes(roots[0]))
     return Shape(min(record, LARGEST), single, regular)
 
 

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from . import grammars
-from .bits import words
+from .bits import ids, words
 from .calls import Calls
 from .matcher import Alphabet, GrammarError, Matcher
 from .schema import SCHEMA_LISTS, SCHEMA_MAPS, SchemaError, normalise
@@ -142,8 +142,7 @@ class Trial:
             matcher.masks(row)
             if matcher.error is not None:
                 raise GrammarError(matcher.error)
-            allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
-            more = [int(t) for t in allowed if t not in self._alphabet.ends]
+            more = [int(t) for t in ids(row[0]) if t not in self._alphabet.ends]
             if not more:
                 return
             matcher.advance(rng.choice(more))

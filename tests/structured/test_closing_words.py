@@ -11,6 +11,7 @@ import pytest
 import schemas
 
 from sparkjax.model import Model
+from sparkjax.structured import bits
 from sparkjax.structured.grammars import Grammars
 from sparkjax.structured.search import Effort, Search
 from sparkjax.structured.sources import Wanted, source
@@ -32,7 +33,7 @@ def babble(grammars: Grammars, grammar: str, tokens: int, rng: random.Random) ->
     for _ in range(tokens):
         matcher.masks(row)
         assert matcher.error is None, matcher.error
-        allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
+        allowed = bits.ids(row[0]).tolist()
         wishes = [t for t in allowed if t not in alphabet.ends]
         if opens and len(allowed) < 3000 and rng.random() < 0.7:
             wishes = [t for t in wishes if any(c in b"{[," for c in alphabet.tokens[t])] or wishes
